@@ -1,0 +1,106 @@
+//! The one error type. A variant says what was being done and names the file, key, tensor, flag or
+//! device that it was done to; `Display` is the single line that the user sees.
+
+use std::path::PathBuf;
+
+/// `Result` with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong for a reason outside this program.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operating system refused to open, read, map or write a file.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was tried, as a verb: `open`, `map`, `write`.
+        action: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A GGUF file breaks the format, or lacks what the model needs.
+    #[error("{}: {place}: {problem}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// Where: `header`, ``key `general.alignment` ``, ``tensor `output.weight` ``.
+        place: String,
+        /// What was found and what was expected.
+        problem: String,
+    },
+    /// The vocabulary of a model cannot be turned into a tokenizer, or text cannot be encoded.
+    #[error("tokenizer: {0}")]
+    Tokenizer(String),
+    /// A chat template that does not parse or does not run.
+    #[error("chat template, line {line}: {problem}")]
+    Template {
+        /// Line of the template, from 1.
+        line: usize,
+        /// The template engine's words.
+        problem: String,
+    },
+    /// A flag, environment variable or argument that cannot be used as given.
+    #[error("{flag}: {problem}")]
+    Usage {
+        /// The flag or variable as the user writes it: `--device`, `GGML_VK_VISIBLE_DEVICES`.
+        flag: String,
+        /// Why not, and what would do.
+        problem: String,
+    },
+    /// No Vulkan loader, no driver, or no device that meets the requirements.
+    #[error("{0}")]
+    NoDevice(String),
+    /// A Vulkan call failed.
+    #[error("Vulkan: cannot {action}: {result}")]
+    Vulkan {
+        /// What was tried, as a verb with its object: `create the pipeline rms_norm`.
+        action: String,
+        /// The driver's answer.
+        result: ash::vk::Result,
+    },
+    /// Device or host memory that the plan needs is not there.
+    #[error("out of memory: {what} needs {needed_bytes} bytes, {available_bytes} are available{hint}")]
+    OutOfMemory {
+        /// What it was for.
+        what: String,
+        /// Bytes needed.
+        needed_bytes: u64,
+        /// Bytes available.
+        available_bytes: u64,
+        /// What the user can do, starting with `; `, or empty.
+        hint: String,
+    },
+    /// The device did not reach a timeline point in time.
+    #[error("the device did not finish {what} within {limit_ms} ms")]
+    Timeout {
+        /// What was waited for.
+        what: String,
+        /// The limit.
+        limit_ms: u64,
+    },
+    /// The device is gone; the text holds what `VK_EXT_device_fault` and the engine know.
+    #[error("device lost: {0}")]
+    DeviceLost(String),
+    /// The router of a layer produced NaN.
+    #[error("layer {il}: the router's logits are NaN; the file is damaged or the model overflows")]
+    NanRouter {
+        /// The layer.
+        il: u32,
+    },
+    /// The KV cache is full.
+    #[error("the context is full: {n_ctx} tokens; a larger one: -c {suggestion}")]
+    ContextFull {
+        /// Size of the context in tokens.
+        n_ctx: u32,
+        /// A larger size.
+        suggestion: u32,
+    },
+}
+
+impl Error {
+    /// Shorthand for [`Error::Usage`].
+    pub fn usage(flag: impl Into<String>, problem: impl Into<String>) -> Self {
+        Error::Usage { flag: flag.into(), problem: problem.into() }
+    }
+}

@@ -1,0 +1,5 @@
+//! vkmoe runs Mixture-of-Experts language models (GGUF) on any Vulkan 1.3 GPU.
+
+pub mod error;
+
+pub use error::{Error, Result};

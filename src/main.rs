@@ -1,0 +1,2 @@
+//! vkmoe.
+fn main() {}
