@@ -68,9 +68,10 @@ fn rust_table(sources: &[ModuleSource], manifest: &Manifest) -> Result<String, S
         let module = manifest.modules.get(&s.name).ok_or("a module is missing")?;
         let _ = writeln!(
             table,
-            "Module {{ name: {:?}, bindings: {}, spirv: include_bytes!({:?}) }},",
+            "Module {{ name: {:?}, bindings: {}, push_bytes: {}, spirv: include_bytes!({:?}) }},",
             s.name,
             module.bindings,
+            module.push_bytes(),
             format!("{root}/shaders/spirv/{}.spv", s.name),
         );
         if last_source == Some(&s.source) {

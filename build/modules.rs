@@ -43,6 +43,14 @@ pub(crate) struct Compiled {
     pub(crate) push: Vec<PushField>,
 }
 
+impl Compiled {
+    /// Size of the push constants.
+    pub(crate) fn push_bytes(&self) -> u32 {
+        let end = |f: &PushField| f.offset + if f.ty.ends_with("64") { 8 } else { 4 };
+        self.push.iter().map(end).max().unwrap_or(0)
+    }
+}
+
 /// One member of a push-constant block, as the compiler laid it out.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PushField {

@@ -10,6 +10,7 @@ mod generated {
         pub(crate) name: &'static str,
         /// Storage buffers, bound as 0..bindings.
         pub(crate) bindings: u32,
+        pub(crate) push_bytes: u32,
         pub(crate) spirv: &'static [u8],
     }
     /// One member of a push-constant block, as the compiler laid it out.
@@ -26,7 +27,7 @@ use generated::{PushField, layout};
 pub fn module(name: &str) -> Option<ShaderModule> {
     let m = generated::MODULES.iter().find(|m| m.name == name)?;
     let spirv = m.spirv.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
-    Some(ShaderModule { name: m.name, bindings: m.bindings, spirv })
+    Some(ShaderModule { name: m.name, bindings: m.bindings, push_bytes: m.push_bytes, spirv })
 }
 
 /// The names of all compiled modules.
@@ -40,6 +41,8 @@ pub struct ShaderModule {
     pub name: &'static str,
     /// Storage buffers, bound as 0..bindings.
     pub bindings: u32,
+    /// Size of the push constants.
+    pub push_bytes: u32,
     /// The SPIR-V words.
     pub spirv: Vec<u32>,
 }

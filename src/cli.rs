@@ -1,0 +1,287 @@
+//! The command line: clap definitions only. Names are llama.cpp's; its short names of several
+//! letters (`-ub`, `-ctk`), which clap does not know, are spelled out first by [`expand`].
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// llama.cpp's short names of more than one letter, and the long names they stand for.
+const SHORT_NAMES: &[(&str, &str)] = &[
+    ("-ub", "--ubatch-size"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
+    ("-dev", "--device"),
+    ("-sys", "--system-prompt"),
+    ("-no-cnv", "--raw"),
+    ("-cnv", "--chat"),
+];
+
+/// Replaces short names of several letters by the long ones. Stops at `--`.
+pub fn expand(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut literal = false;
+    let spell_out = |arg: OsString| {
+        literal |= arg == "--";
+        let long = SHORT_NAMES.iter().find(|(short, _)| arg == *short && !literal);
+        long.map_or(arg, |(_, long)| OsString::from(long))
+    };
+    args.into_iter().map(spell_out).collect()
+}
+
+/// Runs Mixture-of-Experts language models (GGUF) on any Vulkan 1.3 GPU.
+#[derive(Parser, Debug)]
+#[command(version, about, max_term_width = 100, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Answer a prompt, or chat on a terminal
+    Run(RunArgs),
+    /// Print the logits of given token ids, for comparing engines
+    Logits(LogitsArgs),
+    /// Measure how well a model predicts a text
+    Perplexity(PerplexityArgs),
+    /// Print the token ids of a text
+    Tokenize(TokenizeArgs),
+    /// Print a model's metadata and tensors
+    Inspect(InspectArgs),
+    /// List Vulkan devices, their limits, and what the engine would use
+    Devices(DevicesArgs),
+}
+
+/// Which model, on which device, with how much context.
+#[derive(Args, Clone, Debug)]
+pub struct EngineArgs {
+    /// GGUF file; any part of a split model. Without it: the built-in demo model
+    #[arg(short, long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// Device: a number or part of a name as `vkmoe devices` shows it [short: -dev]
+    #[arg(long, value_name = "N|NAME")]
+    pub device: Option<String>,
+    /// Context in tokens; 0: what the model was trained for
+    #[arg(short, long, default_value_t = 0, value_name = "N")]
+    pub ctx_size: u32,
+    /// Tokens handed over at once
+    #[arg(short, long, default_value_t = 2048, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch_size: u32,
+    /// Tokens that one kernel launch handles [short: -ub]
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub ubatch_size: u32,
+    /// Type of the cached keys [short: -ctk]
+    #[arg(long, value_enum, default_value_t = KvTypeArg::F16)]
+    pub cache_type_k: KvTypeArg,
+    /// Type of the cached values [short: -ctv]
+    #[arg(long, value_enum, default_value_t = KvTypeArg::F16)]
+    pub cache_type_v: KvTypeArg,
+    /// Print a hash of all logits computed, to compare runs bit by bit
+    #[arg(long)]
+    pub logits_hash: bool,
+}
+
+/// Types of the KV cache.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+#[value(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "named by the type")]
+pub enum KvTypeArg {
+    F32,
+    F16,
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+}
+
+/// How the next token is chosen.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Temperature; 0: always the likeliest token
+    #[arg(long, alias = "temperature", default_value_t = 0.8, value_name = "T", value_parser = non_negative)]
+    pub temp: f32,
+    /// Keep the K likeliest tokens; 0: all
+    #[arg(long, default_value_t = 40, value_name = "K")]
+    pub top_k: u32,
+    /// Keep the likeliest tokens that together have this probability; 1: all
+    #[arg(long, default_value_t = 0.95, value_name = "P", value_parser = probability)]
+    pub top_p: f32,
+    /// Keep tokens at least this likely relative to the likeliest; 0: all
+    #[arg(long, default_value_t = 0.05, value_name = "P", value_parser = probability)]
+    pub min_p: f32,
+    /// Make recent tokens less likely by this factor; 1: off
+    #[arg(long, default_value_t = 1.0, value_name = "X", value_parser = non_negative)]
+    pub repeat_penalty: f32,
+    /// How many recent tokens the penalties look at; -1: the whole context
+    #[arg(long, default_value_t = 64, value_name = "N", allow_negative_numbers = true)]
+    pub repeat_last_n: i32,
+    /// Subtracted from the logits of tokens that occurred; 0: off
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    pub presence_penalty: f32,
+    /// Subtracted per occurrence; 0: off
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    pub frequency_penalty: f32,
+    /// Seed of the random choice; without it every run differs
+    #[arg(short, long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+/// `vkmoe run`
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "see the type")]
+    pub engine: EngineArgs,
+    /// The prompt; `-` or nothing on a pipe: read from standard input
+    #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file"])]
+    pub text: Option<String>,
+    /// The prompt
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
+    pub prompt: Option<String>,
+    /// File with the prompt
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Tokens to generate at most; -1: until the model ends or the context is full
+    #[arg(short, long, alias = "predict", default_value_t = -1, value_name = "N", allow_negative_numbers = true)]
+    pub n_predict: i64,
+    /// Continue the text as it is, without the chat template [short: -no-cnv]
+    #[arg(long, conflicts_with_all = ["system_prompt", "chat_template", "chat"])]
+    pub raw: bool,
+    /// Chat even though a prompt is given: it becomes the first message [short: -cnv]
+    #[arg(long)]
+    pub chat: bool,
+    /// Instructions before the first message [short: -sys]
+    #[arg(long, value_name = "TEXT")]
+    pub system_prompt: Option<String>,
+    /// Another chat template: the name of a built-in one, or a Jinja file
+    #[arg(long, value_name = "NAME|FILE")]
+    pub chat_template: Option<String>,
+    /// Treat special tokens in the prompt as such, instead of as text
+    #[arg(long)]
+    pub parse_special: bool,
+    /// End the answer before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "see the type")]
+    pub sampling: SamplingArgs,
+}
+
+/// `vkmoe logits`
+#[derive(Args, Debug)]
+pub struct LogitsArgs {
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "see the type")]
+    pub engine: EngineArgs,
+    /// Token ids, separated by spaces or commas
+    #[arg(long, value_name = "IDS")]
+    pub tokens: String,
+    /// Logits after every token, not only after the last
+    #[arg(long)]
+    pub all_positions: bool,
+    /// As JSON: {"n_vocab", "positions", "logits"}
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `vkmoe perplexity`
+#[derive(Args, Debug)]
+pub struct PerplexityArgs {
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "see the type")]
+    pub engine: EngineArgs,
+    /// Text to predict
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Chunks of the context's size to use at most
+    #[arg(long, value_name = "N")]
+    pub chunks: Option<usize>,
+}
+
+/// `vkmoe tokenize`
+#[derive(Args, Debug)]
+pub struct TokenizeArgs {
+    /// GGUF file; without it: the built-in demo model
+    #[arg(short, long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// The text; without it: standard input
+    #[arg(value_name = "TEXT", conflicts_with_all = ["prompt", "file"])]
+    pub text: Option<String>,
+    /// The text
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
+    pub prompt: Option<String>,
+    /// File with the text
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Print only the ids, as one line
+    #[arg(long)]
+    pub ids: bool,
+    /// Treat special tokens in the text as such
+    #[arg(long)]
+    pub parse_special: bool,
+    /// Leave out the token that the model wants at the beginning
+    #[arg(long)]
+    pub no_bos: bool,
+}
+
+/// `vkmoe inspect`
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// GGUF file; without it: the built-in demo model
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// Print long values whole
+    #[arg(long)]
+    pub full: bool,
+}
+
+/// `vkmoe devices`
+#[derive(Args, Debug)]
+pub struct DevicesArgs {
+    /// Device that would be used: a number or part of a name [short: -dev]
+    #[arg(long, value_name = "N|NAME")]
+    pub device: Option<String>,
+}
+
+fn non_negative(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(x) if x.is_finite() && x >= 0.0 => Ok(x),
+        _ => Err("a number from 0 is needed".into()),
+    }
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(x) if (0.0..=1.0).contains(&x) => Ok(x),
+        _ => Err("a number from 0 to 1 is needed".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn short_names_of_llama_cpp_work() {
+        let args = ["vkmoe", "run", "-ub", "64", "-ctk", "q8_0", "-c", "99", "--temp", "0", "hi"];
+        let cli = Cli::parse_from(expand(args.map(OsString::from)));
+        let Command::Run(run) = cli.command else { panic!("another command") };
+        assert_eq!((run.engine.ubatch_size, run.engine.ctx_size), (64, 99));
+        assert_eq!(run.engine.cache_type_k, KvTypeArg::Q8_0);
+        assert_eq!(run.text.as_deref(), Some("hi"));
+    }
+
+    #[test]
+    fn short_names_after_two_dashes_are_text() {
+        let args = ["vkmoe", "run", "--", "-ub"].map(OsString::from);
+        assert_eq!(expand(args)[3], "-ub");
+    }
+}

@@ -1,0 +1,160 @@
+//! `vkmoe devices`: what Vulkan lists, and what the engine will use and why.
+
+use super::emit;
+use super::table::Table;
+use crate::cli::DevicesArgs;
+use crate::error::Result;
+use crate::exec::tuning::Tuning;
+use crate::plan::Bytes;
+use crate::vk::{
+    self, DeviceInfo, Heap, Instance, InstanceOptions, Lane, LanePlan, QueueFamily, QueueId, Validation,
+};
+use std::fmt::Write;
+
+pub(super) fn run(args: &DevicesArgs) -> Result<()> {
+    let instance = Instance::new(InstanceOptions { validation: Validation::from_env()? })?;
+    let devices = instance.devices()?;
+    let visible = std::env::var("GGML_VK_VISIBLE_DEVICES").ok();
+    let order = vk::visible_devices(&devices, visible.as_deref())?;
+    let chosen = vk::choose(&devices, args.device.as_deref(), visible.as_deref());
+    let mut text = String::new();
+    for (number, &index) in order.iter().enumerate() {
+        let is_chosen = chosen.as_ref().is_ok_and(|&c| c == index);
+        text += &describe(number, &devices[index], is_chosen)?;
+    }
+    emit(&text)?;
+    // Without a usable device the command fails, after it has shown why.
+    chosen.map(|_| ())
+}
+
+fn describe(number: usize, d: &DeviceInfo, chosen: bool) -> Result<String> {
+    let mark = if chosen { "  ← used" } else { "" };
+    let mut text = format!("{number}  {} ({}){mark}\n", d.name, d.kind);
+    let mut line = |what: &str, value: String| {
+        let _ = writeln!(text, "   {what:<15} {value}");
+    };
+    line("driver", format!("{} {}, Vulkan {}.{}", d.driver, d.driver_version, d.api.0, d.api.1));
+    if !d.missing.is_empty() {
+        line("cannot be used", format!("it lacks {}", d.missing.join(", ")));
+        return Ok(text + "\n");
+    }
+    for (i, heap) in d.heaps.iter().enumerate() {
+        line(&format!("heap {i}"), heap_line(heap));
+    }
+    let lanes = vk::plan_lanes(d, None)?;
+    for (i, family) in d.queue_families.iter().enumerate() {
+        line(&format!("queue family {i}"), family_line(i as u32, family, lanes));
+    }
+    line("compute lane", lane_line(lanes, Lane::Compute));
+    line("copy lane", format!("{}: {}", lane_line(lanes, Lane::Copy), why(lanes, d)));
+    line("subgroup", subgroup_line(d));
+    line("limits", limits_line(d));
+    line("matrix units", matrix_line(d));
+    line("optional", optional_line(d));
+    let t = Tuning::new(d);
+    line("kernels", t.to_string());
+    Ok(text + "\n" + &matrix_table(d))
+}
+
+fn heap_line(heap: &Heap) -> String {
+    let kind = if heap.device_local { "device memory" } else { "host memory" };
+    let free = heap.budget_bytes.saturating_sub(heap.usage_bytes);
+    let share = free as f64 / heap.bytes.max(1) as f64;
+    let full = (share.clamp(0.0, 1.0) * 20.0).round() as usize;
+    let bar = "█".repeat(full) + &"░".repeat(20 - full);
+    format!("{kind}, {} of {} free  {bar}", Bytes(free), Bytes(heap.bytes))
+}
+
+fn family_line(index: u32, family: &QueueFamily, lanes: LanePlan) -> String {
+    let flags = [
+        (ash::vk::QueueFlags::GRAPHICS, "graphics"),
+        (ash::vk::QueueFlags::COMPUTE, "compute"),
+        (ash::vk::QueueFlags::TRANSFER, "transfer"),
+        (ash::vk::QueueFlags::SPARSE_BINDING, "sparse"),
+    ];
+    let names: Vec<&str> =
+        flags.iter().filter(|(flag, _)| family.flags.contains(*flag)).map(|(_, n)| *n).collect();
+    let used = [Lane::Compute, Lane::Copy]
+        .into_iter()
+        .filter(|&lane| lanes.queue(lane).family == index)
+        .map(Lane::name)
+        .collect::<Vec<_>>();
+    let used = if used.is_empty() { String::new() } else { format!("  ← {}", used.join(", ")) };
+    format!("{} × {}{used}", family.count, names.join("+"))
+}
+
+fn lane_line(lanes: LanePlan, lane: Lane) -> String {
+    let QueueId { family, index } = lanes.queue(lane);
+    format!("family {family}, queue {index}")
+}
+
+fn why(lanes: LanePlan, d: &DeviceInfo) -> &'static str {
+    if lanes.copy == lanes.compute {
+        return match d.shares_host_memory() {
+            true => "shared with compute, since its memory is the host's",
+            false => "shared with compute, since no other queue is known to be faster",
+        };
+    }
+    match lanes.copy.family == lanes.compute.family {
+        true => "a second queue, so that copies do not block kernels",
+        false => "a family of its own, whose engine copies beside the kernels",
+    }
+}
+
+fn subgroup_line(d: &DeviceInfo) -> String {
+    let s = d.subgroup;
+    let choice = if s.selectable { ", selectable" } else { "" };
+    format!("{} (from {} to {}{choice})", s.default, s.min, s.max)
+}
+
+fn limits_line(d: &DeviceInfo) -> String {
+    let l = d.limits;
+    let import = match l.import_alignment {
+        0 => "no import of host memory".to_string(),
+        align => format!("imports host memory at {align} bytes"),
+    };
+    format!(
+        "buffer {}, allocation {}, binding {}, shared memory {}, {} invocations, {import}",
+        Bytes(l.buffer_bytes),
+        Bytes(l.allocation_bytes),
+        Bytes(l.storage_range_bytes),
+        Bytes(l.shared_bytes.into()),
+        l.workgroup_invocations,
+    )
+}
+
+fn matrix_line(d: &DeviceInfo) -> String {
+    match (d.optional.cooperative_matrix, d.optional.cooperative_matrix2.workgroup_scope) {
+        (true, true) => "VK_KHR_cooperative_matrix, VK_NV_cooperative_matrix2".into(),
+        (true, false) => "VK_KHR_cooperative_matrix".into(),
+        (false, _) => "none".into(),
+    }
+}
+
+fn optional_line(d: &DeviceInfo) -> String {
+    let o = d.optional;
+    let features = [
+        (o.float16, "float16"),
+        (o.bfloat16, "bfloat16"),
+        (o.integer_dot_accelerated, "integer dot product"),
+        (o.memory_budget, "memory budget"),
+        (o.external_memory_host, "external memory host"),
+        (o.device_fault, "device fault"),
+    ];
+    let names: Vec<&str> = features.iter().filter(|(has, _)| *has).map(|(_, n)| *n).collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+/// The matrix shapes of a device that has any.
+fn matrix_table(d: &DeviceInfo) -> String {
+    if d.matrix_shapes.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&["   matrix m×n×k", "a", "b", "c", "result"]);
+    for s in &d.matrix_shapes {
+        let shape = format!("   {}×{}×{}", s.m, s.n, s.k);
+        let types = [s.a, s.b, s.c, s.result].map(|t| format!("{t:?}").to_lowercase());
+        table.row(std::iter::once(shape).chain(types));
+    }
+    format!("{table}\n")
+}

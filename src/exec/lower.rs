@@ -1,0 +1,354 @@
+//! Ops to dispatches: which kernel, which constants, which grid. One short function per op.
+
+use super::kernels::{Bound, KernelKey, Launch};
+use super::kv::KvShape;
+use super::residency::Residency;
+use super::tuning::Tuning;
+use crate::graph::scratch::Layout;
+use crate::graph::{
+    AttentionOp, Gating, GluOp, Graph, KvHalf, Op, PairGroups, RopeOp, RopePairing, RouterOp, Routing,
+    Shape, Tensor, Weight,
+};
+use crate::push;
+use glam::UVec3;
+
+/// One step of an op. Steps of an op depend on each other in order.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// A dispatch.
+    Launch(Launch),
+    /// A copy within scratch memory.
+    Copy {
+        /// Source offset.
+        from: u64,
+        /// Target offset.
+        to: u64,
+        /// Length.
+        bytes: u64,
+    },
+    /// A copy from scratch memory to the results that the host reads.
+    Result {
+        /// Source offset.
+        from: u64,
+        /// Offset behind the status word.
+        to: u64,
+        /// Length.
+        bytes: u64,
+    },
+}
+
+/// What lowering needs to know of the pass.
+pub struct Lowering<'a> {
+    /// Shapes.
+    pub graph: &'a Graph,
+    /// Places in scratch memory.
+    pub layout: &'a Layout,
+    /// Addresses of weights.
+    pub residency: &'a Residency,
+    /// Address of the rotation's frequencies.
+    pub rope_freqs: u64,
+    /// The cache's types.
+    pub kv: KvShape,
+    /// Sizes of workgroups and tiles.
+    pub tuning: &'a Tuning,
+}
+
+impl Lowering<'_> {
+    /// The steps of an op.
+    pub fn steps(&self, op: &Op) -> Vec<Step> {
+        let launches = match *op {
+            Op::GetRows { weights, ids, out, scale } => vec![self.get_rows(weights, ids, out, scale)],
+            Op::RmsNorm { .. } => vec![self.rms_norm(op)],
+            Op::MulMat { weights, bias, x, out } => {
+                vec![self.mul_mat(weights, self.residency.optional(bias), x, out)]
+            }
+            Op::MulMatId { weights, bias, x, x_div, routing, out } => {
+                vec![self.mul_mat_id(weights, self.residency.optional(bias), x, x_div, routing, out)]
+            }
+            Op::Rope { x, head_dim, rope } => vec![self.rope(x, head_dim, rope)],
+            Op::KvStore { il, half, x, head_dim } => vec![self.kv_store(il, half, x, head_dim)],
+            Op::Attention { il, attention, q, out, partial, n_splits } => {
+                self.attention(il, attention, q, out, partial, n_splits)
+            }
+            Op::Router { router, logits, ids, weights } => {
+                vec![self.router(router, logits, ids, weights)]
+            }
+            Op::GroupPairs { ids, counts, groups, tile } => self.group_pairs(ids, counts, groups, tile),
+            Op::Glu { glu, gate, up, out } => vec![self.glu(glu, gate, up, out)],
+            Op::Combine { x, weights, out } => vec![self.combine(x, weights, out)],
+            Op::CopyRows { x, first, out } => return vec![self.copy_rows(x, first, out)],
+            Op::ReadTop { logits, ids, values } => return self.read_top(logits, ids, values),
+            Op::ReadLogits { logits, first } => return vec![self.read_logits(logits, first)],
+        };
+        launches.into_iter().map(Step::Launch).collect()
+    }
+
+    /// The bytes of a tensor.
+    fn bound(&self, t: Tensor) -> Bound {
+        Bound::Scratch { offset: self.offset(t), bytes: self.shape(t).bytes() }
+    }
+
+    fn offset(&self, t: Tensor) -> u64 {
+        self.layout.offsets[t.0 as usize]
+    }
+
+    fn shape(&self, t: Tensor) -> Shape {
+        self.graph.shape(t)
+    }
+
+    fn get_rows(&self, w: Weight, ids: Tensor, out: Tensor, scale: f32) -> Launch {
+        let n_rows = self.shape(out).rows;
+        let kernel = KernelKey::of_type::<push::GetRows>(w.ty, &[self.tuning.elementwise]);
+        let push = push::GetRows {
+            weights: self.residency.address(w.id),
+            n: w.k,
+            n_rows,
+            scale,
+            n_weight_rows: w.n,
+        };
+        Launch::over(kernel, push, &[self.bound(ids), self.bound(out)], n_rows.into())
+    }
+
+    fn rms_norm(&self, op: &Op) -> Launch {
+        let Op::RmsNorm { x, residual, weight, n, eps, out } = *op else {
+            unreachable!("called for norms only")
+        };
+        let Shape { rows, cols } = self.shape(x);
+        let n_rows = rows * (cols / n);
+        let (local, rows_per_group) = self.tuning.rms_norm(n, n_rows);
+        let spec = [local, u32::from(residual.is_some()), rows_per_group];
+        let weight = self.residency.optional(weight);
+        let push = push::RmsNorm { weight, n, n_rows, eps, _pad: 0 };
+        let (residual, sum) = residual.unwrap_or((x, out));
+        let bindings = [x, out, residual, sum].map(|t| self.bound(t));
+        let items = n_rows.div_ceil(rows_per_group);
+        Launch::over(KernelKey::new::<push::RmsNorm>(&spec), push, &bindings, items.into())
+    }
+
+    fn mul_mat(&self, w: Weight, bias: u64, x: Tensor, out: Tensor) -> Launch {
+        let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
+        let weights = self.residency.address(w.id);
+        if let Some(t) = self.tuning.mat_vec(w, m) {
+            let spec = [t.local, 0, t.cols, t.rows];
+            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &spec);
+            let push =
+                push::MulMatVec { weights, table: 0, bias, k: w.k, n: w.n, m, x_div: 1 };
+            return Launch::new(kernel, push, &[x, y, x], t.grid(w.n, m.div_ceil(t.cols)));
+        }
+        let t = self.tuning.mul_mat;
+        let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(false));
+        let push = push::MulMat { weights, table: 0, bias, k: w.k, n: w.n, m, x_div: 1 };
+        let groups = UVec3::new(w.n.div_ceil(t.bm), m.div_ceil(t.bn), 1);
+        Launch::new(kernel, push, &[x, y, x, x], groups)
+    }
+
+    fn mul_mat_id(
+        &self,
+        w: Weight,
+        bias: u64,
+        x: Tensor,
+        x_div: u32,
+        routing: Routing,
+        out: Tensor,
+    ) -> Launch {
+        let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
+        let table = self.residency.table(w.id);
+        let Some(groups) = routing.groups else {
+            let t = self.tuning.mat_vec_id(w);
+            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &[t.local, 1, 1, t.rows]);
+            let push =
+                push::MulMatVec { weights: 0, table, bias, k: w.k, n: w.n, m, x_div };
+            let bindings = [x, y, self.bound(routing.ids)];
+            return Launch::new(kernel, push, &bindings, t.grid(w.n, m));
+        };
+        let t = self.tuning.mul_mat;
+        let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(true));
+        let push = push::MulMat { weights: 0, table, bias, k: w.k, n: w.n, m, x_div };
+        let bindings = [x, y, self.bound(groups.pairs), self.bound(groups.tiles)];
+        let n_tiles = self.shape(groups.tiles).rows;
+        Launch::new(kernel, push, &bindings, UVec3::new(w.n.div_ceil(t.bm), n_tiles, 1))
+    }
+
+    fn rope(&self, x: Tensor, head_dim: u32, rope: RopeOp) -> Launch {
+        let Shape { rows: n_tokens, cols } = self.shape(x);
+        let n_head = cols / head_dim;
+        let pairing = match rope.pairing {
+            RopePairing::Adjacent => 0,
+            RopePairing::Neox => 1,
+        };
+        let push = push::Rope {
+            freqs: self.rope_freqs,
+            n_head,
+            head_dim,
+            n_rot: rope.n_rot,
+            rot_offset: rope.rot_offset,
+            n_tokens,
+            mscale: rope.mscale,
+        };
+        let pairs = u64::from(n_tokens) * u64::from(n_head) * u64::from(rope.n_rot / 2);
+        self.elementwise(&[pairing], push, &[self.bound(x), Bound::Positions], pairs)
+    }
+
+    fn kv_store(&self, il: u32, half: KvHalf, x: Tensor, head_dim: u32) -> Launch {
+        let Shape { rows: n_tokens, cols } = self.shape(x);
+        let n_head = cols / head_dim;
+        let ty = match half {
+            KvHalf::K => self.kv.type_k,
+            KvHalf::V => self.kv.type_v,
+        };
+        let units = u64::from(head_dim.div_ceil(ty.unit()));
+        let items = u64::from(n_tokens) * u64::from(n_head) * units;
+        let bindings = [self.bound(x), Bound::Kv { il, half }, Bound::Positions];
+        self.elementwise(&[ty.spec()], push::KvStore { n_head, head_dim, n_tokens }, &bindings, items)
+    }
+
+    fn attention(
+        &self,
+        il: u32,
+        a: AttentionOp,
+        q: Tensor,
+        out: Tensor,
+        partial: Option<Tensor>,
+        n_splits: u32,
+    ) -> Vec<Launch> {
+        let n_tokens = self.shape(q).rows;
+        let sinks = self.residency.optional(a.sinks);
+        let rows = n_tokens * (a.n_head / a.n_head_kv);
+        let t = self.tuning.attention(a.head_k, a.head_v, rows);
+        let spec =
+            [t.local, a.head_k, a.head_v, self.kv.type_k.spec(), self.kv.type_v.spec(), t.br, t.bc];
+        let push = push::FlashAttn {
+            sinks,
+            n_tokens,
+            n_head: a.n_head,
+            n_kv_head: a.n_head_kv,
+            n_splits,
+            window: a.window,
+            scale: a.scale,
+            softcap: a.softcap,
+            _pad: 0,
+        };
+        let (k, v) = (Bound::Kv { il, half: KvHalf::K }, Bound::Kv { il, half: KvHalf::V });
+        let parts = self.bound(partial.unwrap_or(out));
+        let bindings = [self.bound(q), k, v, Bound::Positions, self.bound(out), parts];
+        let groups = UVec3::new(rows.div_ceil(t.br), a.n_head_kv, n_splits);
+        let flash = Launch::new(KernelKey::new::<push::FlashAttn>(&spec), push, &bindings, groups);
+        if n_splits == 1 {
+            return vec![flash];
+        }
+        let n_rows = n_tokens * a.n_head;
+        let push =
+            push::FlashAttnMerge { sinks, n_rows, n_head: a.n_head, head_v: a.head_v, n_splits };
+        let kernel = KernelKey::new::<push::FlashAttnMerge>(&[self.tuning.subgroup]);
+        vec![flash, Launch::over(kernel, push, &[parts, self.bound(out)], n_rows.into())]
+    }
+
+    fn router(&self, r: RouterOp, logits: Tensor, ids: Tensor, weights: Tensor) -> Launch {
+        let n_tokens = self.shape(logits).rows;
+        let gating = match r.gating {
+            Gating::Softmax => 0,
+            Gating::Sigmoid => 1,
+            Gating::SoftmaxChosen => 2,
+        };
+        let spec = [self.tuning.subgroup, gating, u32::from(r.renormalize)];
+        let push = push::Router {
+            bias: self.residency.optional(r.bias),
+            n_expert: r.n_expert,
+            n_used: r.n_used,
+            n_tokens,
+            n_group: r.n_group,
+            n_group_used: r.n_group_used,
+            il: r.il,
+            scale: r.scale,
+            norm_min: NORM_MIN,
+        };
+        let bindings = [self.bound(logits), self.bound(ids), self.bound(weights), Bound::Status];
+        Launch::over(KernelKey::new::<push::Router>(&spec), push, &bindings, n_tokens.into())
+    }
+
+    fn group_pairs(&self, ids: Tensor, counts: Tensor, groups: PairGroups, tile: u32) -> Vec<Launch> {
+        let n_pairs = self.shape(groups.pairs).rows;
+        let n_expert = self.shape(counts).rows;
+        let n_tiles_max = self.shape(groups.tiles).rows;
+        let spec = [self.tuning.scan];
+        let (ids, counts) = (self.bound(ids), self.bound(counts));
+        let count = Launch::over(
+            KernelKey::new::<push::ExpertCount>(&spec),
+            push::ExpertCount { n_pairs, n_expert },
+            &[ids, counts],
+            n_expert.into(),
+        );
+        let sort = Launch::over(
+            KernelKey::new::<push::ExpertSort>(&spec),
+            push::ExpertSort { n_pairs, n_expert, tile, n_tiles_max },
+            &[ids, counts, self.bound(groups.pairs), self.bound(groups.tiles)],
+            n_expert.into(),
+        );
+        vec![count, sort]
+    }
+
+    fn glu(&self, glu: GluOp, gate: Tensor, up: Tensor, out: Tensor) -> Launch {
+        let Shape { rows, cols } = self.shape(out);
+        let (op, alpha, limit) = match glu {
+            GluOp::Swiglu => (0, 0.0, 0.0),
+            GluOp::Geglu => (1, 0.0, 0.0),
+            GluOp::Reglu => (2, 0.0, 0.0),
+            GluOp::SwigluOai { alpha, limit } => (3, alpha, limit),
+        };
+        let push = push::Glu { count: rows * cols, alpha, limit };
+        let bindings = [gate, up, out].map(|t| self.bound(t));
+        self.elementwise(&[op], push, &bindings, (rows * cols).into())
+    }
+
+    fn combine(&self, x: Tensor, weights: Tensor, out: Tensor) -> Launch {
+        let Shape { rows: n_tokens, cols: n } = self.shape(out);
+        let n_used = self.shape(weights).cols;
+        let bindings = [x, weights, out].map(|t| self.bound(t));
+        let items = u64::from(n_tokens) * u64::from(n);
+        self.elementwise(&[0], push::MoeCombine { n, n_tokens, n_used }, &bindings, items)
+    }
+
+    fn copy_rows(&self, x: Tensor, first: u32, out: Tensor) -> Step {
+        let Shape { rows, cols } = self.shape(out);
+        let row_bytes = u64::from(cols) * 4;
+        let from = self.offset(x) + u64::from(first) * row_bytes;
+        Step::Copy { from, to: self.offset(out), bytes: u64::from(rows) * row_bytes }
+    }
+
+    fn read_top(&self, logits: Tensor, ids: Tensor, values: Tensor) -> Vec<Step> {
+        let Shape { rows: n_rows, cols: n } = self.shape(logits);
+        let k = self.shape(ids).cols;
+        let kernel = KernelKey::new::<push::TopLogits>(&[self.tuning.scan]);
+        let bindings = [logits, ids, values].map(|t| self.bound(t));
+        let launch =
+            Launch::over(kernel, push::TopLogits { n, n_rows, k }, &bindings, n_rows.into());
+        let bytes = self.shape(ids).bytes();
+        vec![
+            Step::Launch(launch),
+            Step::Result { from: self.offset(ids), to: 0, bytes },
+            Step::Result { from: self.offset(values), to: bytes, bytes },
+        ]
+    }
+
+    fn read_logits(&self, logits: Tensor, first: u32) -> Step {
+        let shape = self.shape(logits);
+        let to = u64::from(first) * u64::from(shape.cols) * 4;
+        Step::Result { from: self.offset(logits), to, bytes: shape.bytes() }
+    }
+
+    /// A launch with one invocation per item. `spec` follows the workgroup size.
+    fn elementwise<P: push::PushConstants>(
+        &self,
+        spec: &[u32],
+        push: P,
+        bindings: &[Bound],
+        items: u64,
+    ) -> Launch {
+        let local = self.tuning.elementwise;
+        let spec: Vec<u32> = std::iter::once(local).chain(spec.iter().copied()).collect();
+        Launch::over(KernelKey::new::<P>(&spec), push, bindings, items.div_ceil(local.into()))
+    }
+}
+
+/// Least sum that chosen weights are divided by, as in llama.cpp: the smallest normal f16.
+const NORM_MIN: f32 = 6.103_515_6e-5;

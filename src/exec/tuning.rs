@@ -1,0 +1,153 @@
+//! Sizes of workgroups and tiles: one table, chosen by the device's kind and its subgroups.
+//!
+//! On a CPU that plays GPU (lavapipe) barriers and many workgroups are what costs; on a GPU it is
+//! loads that do not coalesce and idle lanes.
+
+use super::attention;
+use super::grid;
+use crate::graph::Weight;
+use crate::model::hparams::AttentionParams;
+use crate::vk::{DeviceInfo, DeviceKind};
+use glam::UVec3;
+use std::fmt;
+
+/// Rows of x up to which the matrix-vector kernel is used.
+const MAT_VEC_ROWS: u32 = 8;
+
+/// The sizes for one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Invocations of a subgroup, as the driver prefers.
+    pub subgroup: u32,
+    /// Workgroup of elementwise kernels.
+    pub elementwise: u32,
+    /// Workgroup of kernels that go over a list together.
+    pub scan: u32,
+    /// Tile of the matrix product.
+    pub mul_mat: MulMatTile,
+    /// Subgroups of a matrix-vector workgroup.
+    mat_vec_subgroups: u32,
+    /// Weight rows that one subgroup handles.
+    mat_vec_rows: u32,
+    /// From so many tokens on, pairs are grouped by expert.
+    pub group_from: u32,
+    /// Workgroups that keep the device busy.
+    pub busy_groups: u32,
+}
+
+/// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MulMatTile {
+    /// Weight rows.
+    pub bm: u32,
+    /// Rows of x.
+    pub bn: u32,
+    bk: u32,
+    tm: u32,
+    tn: u32,
+}
+
+impl MulMatTile {
+    /// Specialization constants of `mul_mat`.
+    pub fn spec(&self, grouped: bool) -> [u32; 7] {
+        let local = (self.bm / self.tm) * (self.bn / self.tn);
+        [local, u32::from(grouped), self.bm, self.bn, self.bk, self.tm, self.tn]
+    }
+}
+
+/// Shape of a matrix-vector launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatVec {
+    /// Workgroup size.
+    pub local: u32,
+    /// Rows of x handled together.
+    pub cols: u32,
+    /// Weight rows of a subgroup.
+    pub rows: u32,
+    /// Weight rows of a workgroup.
+    rows_per_group: u32,
+}
+
+impl MatVec {
+    /// Grid over `n` weight rows and `z` blocks of x.
+    pub fn grid(&self, n: u32, z: u32) -> UVec3 {
+        let folded = grid::fold(n.div_ceil(self.rows_per_group).into());
+        UVec3::new(folded.x, folded.y, z)
+    }
+}
+
+impl Tuning {
+    /// The sizes for a device.
+    pub fn new(info: &DeviceInfo) -> Self {
+        let subgroup = info.subgroup.default;
+        match info.kind {
+            DeviceKind::Cpu => Tuning {
+                subgroup,
+                elementwise: 64,
+                scan: subgroup,
+                mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
+                mat_vec_subgroups: 4,
+                mat_vec_rows: 2,
+                group_from: 4,
+                busy_groups: 4,
+            },
+            _ => Tuning {
+                subgroup,
+                elementwise: 256,
+                scan: 256,
+                mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
+                mat_vec_subgroups: 4,
+                mat_vec_rows: 1,
+                group_from: 9,
+                busy_groups: 256,
+            },
+        }
+    }
+
+    /// Workgroup size and rows per workgroup of a norm over rows of `n`.
+    pub fn rms_norm(&self, n: u32, n_rows: u32) -> (u32, u32) {
+        let many_short = n <= 8 * self.subgroup.max(32) && n_rows > 1;
+        match many_short {
+            true => (self.subgroup * 4, 4),
+            false => (self.scan, 1),
+        }
+    }
+
+    /// The matrix-vector kernel for `m` rows of x, if they are few.
+    pub fn mat_vec(&self, w: Weight, m: u32) -> Option<MatVec> {
+        (m <= MAT_VEC_ROWS).then(|| self.mat_vec_of(w, m.next_power_of_two()))
+    }
+
+    /// The matrix-vector kernel for pairs of tokens and experts.
+    pub fn mat_vec_id(&self, w: Weight) -> MatVec {
+        self.mat_vec_of(w, 1)
+    }
+
+    fn mat_vec_of(&self, _: Weight, cols: u32) -> MatVec {
+        let (subgroups, rows) = (self.mat_vec_subgroups, self.mat_vec_rows);
+        MatVec { local: self.subgroup * subgroups, cols, rows, rows_per_group: subgroups * rows }
+    }
+
+    /// Ranges of keys that attention computes apart, so that small passes keep the device busy.
+    pub fn attention_splits(&self, a: &AttentionParams, n_tokens: u32, n_kv: u32) -> u32 {
+        let rows = n_tokens * (a.n_head / a.n_head_kv);
+        let tile = self.attention(a.head_k, a.head_v, rows);
+        attention::n_splits(rows.div_ceil(tile.br), a.n_head_kv, n_kv)
+    }
+
+    /// Tile of attention for `rows` queries that share a KV head.
+    pub fn attention(&self, head_k: u32, head_v: u32, rows: u32) -> attention::Tile {
+        attention::tile(head_k, head_v, rows, self.subgroup)
+    }
+}
+
+impl fmt::Display for Tuning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let t = self.mul_mat;
+        write!(
+            f,
+            "mul_mat f32, tile {}×{}×{}, {}×{} an invocation; mul_mat_vec {} subgroups of {}, {} rows each",
+            t.bm, t.bn, t.bk, t.tm, t.tn, self.mat_vec_subgroups, self.subgroup, self.mat_vec_rows
+        )
+    }
+}
