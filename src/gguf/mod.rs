@@ -20,8 +20,8 @@ pub use ggml_type::GgmlType;
 use mapping::Mapping;
 pub use metadata::{Array, Metadata, Value};
 use names::{NameIndex, Twice, quoted};
+use parse::Fault;
 pub use parse::Header;
-use parse::{Fault, MAX_TENSORS};
 
 use crate::error::{Error, Result};
 
@@ -152,12 +152,8 @@ impl Gguf {
     }
 
     fn index_tensors(&self) -> Result<NameIndex> {
-        let n_tensors = self.tensors.len();
-        if n_tensors as u64 > MAX_TENSORS {
-            let problem = format!("{n_tensors} tensors; at most {MAX_TENSORS} are read");
-            return Err(self.error("split model", problem));
-        }
-        NameIndex::new(n_tensors, |i| &self.tensors[i].name).map_err(|twice| self.twice(twice))
+        NameIndex::new(self.tensors.len(), |i| &self.tensors[i].name)
+            .map_err(|twice| self.twice(twice))
     }
 
     fn twice(&self, Twice { first, second }: Twice) -> Error {

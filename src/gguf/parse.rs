@@ -49,7 +49,9 @@ const STRING_COST: u64 = 24 + 32;
 /// Bytes of a string that [`STRING_COST`] covers: malloc's smallest block.
 const STRING_FREE_BYTES: u64 = 24;
 
-/// Most tensors of a model. DeepSeek-V3 with every expert a tensor of its own would have 46k.
+/// Most keys of a file; models have some dozens.
+const MAX_KEYS: u64 = 1 << 16;
+/// Most tensors of a model, in all its files. DeepSeek-V3 with every expert a tensor of its own would have 46k.
 pub(super) const MAX_TENSORS: u64 = 1 << 16;
 /// Longest key, from the format's description.
 const MAX_KEY_BYTES: u64 = 65535;
@@ -119,6 +121,9 @@ fn counts(cursor: &mut Cursor) -> Result<(u64, u64), Problem> {
     let n_keys = cursor.u64()?;
     cursor.bound(n_keys, MIN_KEY_BYTES, "keys")?;
     cursor.bound(n_tensors, MIN_TENSOR_BYTES, "tensors")?;
+    if n_keys > MAX_KEYS {
+        return Err(format!("{n_keys} keys; at most {MAX_KEYS} are read"));
+    }
     if n_tensors > MAX_TENSORS {
         return Err(format!("{n_tensors} tensors; at most {MAX_TENSORS} are read"));
     }

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use super::mapping::Mapping;
 use super::metadata::Metadata;
-use super::parse::{Fault, Header, parse};
+use super::names::quoted;
+use super::parse::{Fault, Header, MAX_TENSORS, parse};
 use crate::error::{Error, Result};
 
 const NO: &str = "split.no";
@@ -25,7 +26,9 @@ const MAX_PARTS: u64 = u16::MAX as u64;
 pub(super) struct Part {
     pub(super) path: PathBuf,
     pub(super) mapping: Mapping,
+    /// Without metadata if this is not the first part.
     pub(super) header: Header,
+    architecture: Option<String>,
 }
 
 /// What a part says about the model it belongs to.
@@ -41,21 +44,28 @@ struct Split {
 
 /// Opens all parts of the model that the file at `path` is, or is a part of, in order.
 pub(super) fn open_parts(path: &Path) -> Result<Vec<Part>> {
-    let given = open_part(path)?;
+    let mut given = open_part(path)?;
     let Some(split) = read_split(&given.header.metadata)? else { return Ok(vec![given]) };
     let stem = stem(path, split)?;
+    given.forget_metadata_unless_first(split.no);
 
     let mut given = Some(given);
     let mut parts = Vec::new();
+    let mut n_tensors = 0;
     for no in 0..split.count {
         let part = match given.take_if(|_| no == split.no) {
             Some(part) => part,
             None => open_sibling(&part_path(path, &stem, no, split.count), no, split)?,
         };
+        n_tensors += part.header.tensors.len() as u64;
+        if n_tensors > MAX_TENSORS {
+            let problem = format!("with it there are {n_tensors} tensors; {MAX_TENSORS} are read");
+            return Err(file_error(&part.path, problem));
+        }
         parts.push(part);
     }
     check_architectures(&parts)?;
-    check_tensor_count(&parts, split)?;
+    check_tensor_count(path, split, n_tensors)?;
     Ok(parts)
 }
 
@@ -64,7 +74,17 @@ fn open_part(path: &Path) -> Result<Part> {
     let parsed = parse(path, mapping.bytes());
     mapping.check()?; // a file that shrank meanwhile is the better explanation
     let header = parsed.map_err(|fault| fault.in_file(path))?;
-    Ok(Part { path: path.to_owned(), mapping, header })
+    let architecture = header.metadata.str(ARCHITECTURE)?.map(str::to_owned);
+    Ok(Part { path: path.to_owned(), mapping, header, architecture })
+}
+
+impl Part {
+    /// Metadata may be large, and there may be many parts.
+    fn forget_metadata_unless_first(&mut self, no: u64) {
+        if no > 0 {
+            self.header.metadata = Metadata::empty(&self.path);
+        }
+    }
 }
 
 /// `None` for a model in one file.
@@ -114,7 +134,7 @@ fn open_sibling(path: &Path, no: u64, split: Split) -> Result<Part> {
         let problem = format!("part {part} of {count} is missing; all parts must be in one folder");
         return Err(file_error(path, problem));
     }
-    let opened = open_part(path)?;
+    let mut opened = open_part(path)?;
     let Some(found) = read_split(&opened.header.metadata)? else {
         let problem = format!("a model of its own, not part {part} of {count}");
         return Err(file_error(path, problem));
@@ -130,29 +150,28 @@ fn open_sibling(path: &Path, no: u64, split: Split) -> Result<Part> {
     if found.n_tensors != split.n_tensors {
         return Err(opened.header.metadata.error(TENSORS, "is not that of the other parts"));
     }
+    opened.forget_metadata_unless_first(no);
     Ok(opened)
 }
 
 /// Where parts after the first name an architecture, it is the first one's.
 fn check_architectures(parts: &[Part]) -> Result<()> {
     let Some((first, others)) = parts.split_first() else { return Ok(()) };
-    let expected = first.header.metadata.str(ARCHITECTURE)?;
     for other in others {
-        let found = other.header.metadata.str(ARCHITECTURE)?;
-        if found.is_some() && found != expected {
+        if other.architecture.is_some() && other.architecture != first.architecture {
             let problem = "is not that of part 1: a part of another model";
-            return Err(other.header.metadata.error(ARCHITECTURE, problem));
+            return Err(Fault::new(quoted("key", ARCHITECTURE), problem).in_file(&other.path));
         }
     }
     Ok(())
 }
 
-fn check_tensor_count(parts: &[Part], split: Split) -> Result<()> {
-    let found: u64 = parts.iter().map(|part| part.header.tensors.len() as u64).sum();
-    match (split.n_tensors, parts.first()) {
-        (Some(stated), Some(first)) if stated != found => {
-            let problem = format!("{stated}, but the parts have {found} tensors together");
-            Err(first.header.metadata.error(TENSORS, problem))
+/// `n_tensors` were found in all parts together.
+fn check_tensor_count(path: &Path, split: Split, n_tensors: u64) -> Result<()> {
+    match split.n_tensors {
+        Some(stated) if stated != n_tensors => {
+            let problem = format!("{stated}, but the parts have {n_tensors} tensors together");
+            Err(Fault::new(quoted("key", TENSORS), problem).in_file(path))
         }
         _ => Ok(()),
     }
