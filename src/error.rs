@@ -60,7 +60,9 @@ pub enum Error {
         result: ash::vk::Result,
     },
     /// Device or host memory that the plan needs is not there.
-    #[error("out of memory: {what} needs {needed_bytes} bytes, {available_bytes} are available{hint}")]
+    #[error(
+        "out of memory: {what} needs {needed_bytes} bytes, {available_bytes} are available{hint}"
+    )]
     OutOfMemory {
         /// What it was for.
         what: String,
