@@ -60,7 +60,9 @@ pub enum Error {
         result: ash::vk::Result,
     },
     /// Device or host memory that the plan needs is not there.
-    #[error("out of memory: {what} needs {needed_bytes} bytes, {available_bytes} are available{hint}")]
+    #[error(
+        "out of memory: {what} needs {needed_bytes} bytes, {available_bytes} are available{hint}"
+    )]
     OutOfMemory {
         /// What it was for.
         what: String,
@@ -88,6 +90,9 @@ pub enum Error {
         /// The layer.
         il: u32,
     },
+    /// The logits leave no token to choose.
+    #[error("cannot choose a token: {0}")]
+    Sampling(String),
     /// The KV cache is full.
     #[error("the context is full: {n_ctx} tokens; a larger one: -c {suggestion}")]
     ContextFull {
