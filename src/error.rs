@@ -90,6 +90,9 @@ pub enum Error {
         /// The layer.
         il: u32,
     },
+    /// The logits leave no token to choose.
+    #[error("cannot choose a token: {0}")]
+    Sampling(String),
     /// The KV cache is full.
     #[error("the context is full: {n_ctx} tokens; a larger one: -c {suggestion}")]
     ContextFull {
