@@ -42,6 +42,7 @@ pub(super) fn quoted(kind: &str, name: &str) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may fail")]
 mod tests {
     use super::{NameIndex, Twice, quoted};
 
