@@ -78,7 +78,8 @@ fn rust_table(sources: &[ModuleSource], manifest: &Manifest) -> Result<String, S
             continue;
         }
         last_source = Some(&s.source);
-        let _ = writeln!(layouts, "pub(crate) const {}: &[PushField] = &[", s.source.to_uppercase());
+        let _ =
+            writeln!(layouts, "pub(crate) const {}: &[PushField] = &[", s.source.to_uppercase());
         for f in &module.push {
             let _ = writeln!(
                 layouts,

@@ -19,7 +19,8 @@ pub(crate) fn bring_up_to_date(
     for s in sources {
         let spv = dir.join(format!("{}.spv", s.name));
         // While developing, only what changed; a check compiles all.
-        let known = old.modules.get(&s.name).filter(|m| write && m.source_hash == s.hash && spv.exists());
+        let known =
+            old.modules.get(&s.name).filter(|m| write && m.source_hash == s.hash && spv.exists());
         let compiled = match known {
             Some(known) => known.clone(),
             None => compile(shaders, s, &spv, write)?,
@@ -140,9 +141,14 @@ fn push_constants(module: &[Instruction]) -> Result<Vec<PushField>, String> {
     (0..block.operands.len())
         .map(|m| {
             let ty = id(block, m).and_then(find).ok_or("a member without a type")?;
-            let name = module.iter().filter(|i| is_member(i, Op::MemberName, block_id, m)).find_map(|i| {
-                if let Some(Operand::LiteralString(s)) = i.operands.get(2) { Some(s.clone()) } else { None }
-            });
+            let name =
+                module.iter().filter(|i| is_member(i, Op::MemberName, block_id, m)).find_map(|i| {
+                    if let Some(Operand::LiteralString(s)) = i.operands.get(2) {
+                        Some(s.clone())
+                    } else {
+                        None
+                    }
+                });
             let offset = module
                 .iter()
                 .filter(|i| is_member(i, Op::MemberDecorate, block_id, m))

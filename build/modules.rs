@@ -77,7 +77,8 @@ pub(crate) fn list(shaders: &Path) -> Result<Vec<ModuleSource>, String> {
     for line in text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')) {
         let mut words = line.split_whitespace();
         let source = words.next().unwrap_or_default();
-        let axes: Vec<(&str, Vec<String>)> = words.map(|w| axis(w, &quants)).collect::<Result<_, _>>()?;
+        let axes: Vec<(&str, Vec<String>)> =
+            words.map(|w| axis(w, &quants)).collect::<Result<_, _>>()?;
         for chosen in product(&axes) {
             out.push(module(shaders, source, chosen)?);
         }
@@ -101,7 +102,11 @@ fn product(axes: &[(&str, Vec<String>)]) -> Vec<Vec<(String, String)>> {
     })
 }
 
-fn module(shaders: &Path, source: &str, axes: Vec<(String, String)>) -> Result<ModuleSource, String> {
+fn module(
+    shaders: &Path,
+    source: &str,
+    axes: Vec<(String, String)>,
+) -> Result<ModuleSource, String> {
     let name = axes.iter().fold(source.to_string(), |n, (_, value)| n + "." + value);
     let mut hasher = blake3::Hasher::new();
     for (macro_name, value) in &axes {

@@ -219,7 +219,9 @@ impl Engine {
     fn check_tokens(&self, session: &Session, tokens: &[u32]) -> Result<()> {
         let n_vocab = self.model.hparams.n_vocab;
         if let Some(id) = tokens.iter().find(|&&id| id >= n_vocab) {
-            return Err(Error::Tokenizer(format!("token {id} is not in the vocabulary of {n_vocab}")));
+            return Err(Error::Tokenizer(format!(
+                "token {id} is not in the vocabulary of {n_vocab}"
+            )));
         }
         self.check_room(session, tokens.len())
     }
@@ -255,7 +257,8 @@ impl Session {
 
 /// Opens the chosen device.
 fn open_device(wanted: Option<&str>) -> Result<Arc<Device>> {
-    let instance = Instance::new(InstanceOptions { validation: Validation::from_env()? })?;
+    let instance =
+        Arc::new(Instance::new(InstanceOptions { validation: Validation::from_env()? })?);
     let devices = instance.devices()?;
     let visible = std::env::var("GGML_VK_VISIBLE_DEVICES").ok();
     let index = vk::choose(&devices, wanted, visible.as_deref())?;

@@ -7,7 +7,8 @@ use crate::error::Result;
 use crate::exec::tuning::Tuning;
 use crate::plan::Bytes;
 use crate::vk::{
-    self, DeviceInfo, Heap, Instance, InstanceOptions, Lane, LanePlan, QueueFamily, QueueId, Validation,
+    self, DeviceInfo, Heap, Instance, InstanceOptions, Lane, LanePlan, QueueFamily, QueueId,
+    Validation,
 };
 use std::fmt::Write;
 

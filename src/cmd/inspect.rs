@@ -33,27 +33,42 @@ pub(super) fn run(args: &InspectArgs) -> Result<()> {
 fn metadata(gguf: &Gguf, full: bool) -> String {
     let mut table = Table::new(&["key", "type", "value"]);
     for (key, value) in gguf.metadata().iter() {
-        table.row([key.to_string(), value.type_name().to_string(), shown(value, full)]);
+        let (ty, text) = type_and_text(value, full);
+        table.row([key.to_string(), ty, shortened(&text, full)]);
     }
     table.to_string()
 }
 
-/// A value on one line, cut where it is long.
-fn shown(value: &Value, full: bool) -> String {
-    let text = match value {
+fn type_and_text(value: &Value, full: bool) -> (String, String) {
+    match value {
+        Value::String(text) => ("string".into(), text.clone()),
         Value::Array(array) => {
-            let n = array.len();
-            let few = if full { n } else { n.min(FEW) };
-            let more = if few < n { ", …" } else { "" };
-            let items: Vec<String> = array.display_first(few);
-            format!("{n}: [{}{more}]", items.join(", "))
+            let few = if full { array.len() } else { array.len().min(FEW) };
+            let more = if few < array.len() { ", …" } else { "" };
+            let items = array.first_as_text(few).join(", ");
+            (format!("{}[{}]", array.type_name(), array.len()), format!("[{items}{more}]"))
         }
-        other => other.to_string(),
-    };
-    let text = text.escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'");
-    match text.char_indices().nth(SHORT) {
-        Some((cut, _)) if !full => format!("{}…", &text[..cut]),
-        _ => text,
+        // Numbers and truth values display as type and value.
+        scalar => match scalar.to_string().split_once(' ') {
+            Some((ty, text)) => (ty.into(), text.into()),
+            None => (String::new(), scalar.to_string()),
+        },
+    }
+}
+
+/// A text on one line, cut where it is long.
+fn shortened(text: &str, full: bool) -> String {
+    let line: String = text
+        .chars()
+        .flat_map(|c| match c {
+            '\n' => "\\n".chars().collect::<Vec<_>>(),
+            c if c.is_control() => c.escape_default().collect(),
+            c => vec![c],
+        })
+        .collect();
+    match line.char_indices().nth(SHORT) {
+        Some((cut, _)) if !full => format!("{}…", &line[..cut]),
+        _ => line,
     }
 }
 

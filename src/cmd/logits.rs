@@ -24,7 +24,10 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
         let positions: Vec<u32> = rows.iter().map(|(p, _)| *p).collect();
         let logits: Vec<&[f32]> = rows.iter().map(|(_, l)| l.as_slice()).collect();
         let n_vocab = engine.hparams().n_vocab;
-        emit(&format!("{}\n", json!({"n_vocab": n_vocab, "positions": positions, "logits": logits})))?;
+        emit(&format!(
+            "{}\n",
+            json!({"n_vocab": n_vocab, "positions": positions, "logits": logits})
+        ))?;
     } else {
         let lines: String = rows.iter().map(|(p, logits)| top_line(*p, logits)).collect();
         emit(&lines)?;
@@ -50,7 +53,9 @@ fn top_line(position: u32, logits: &[f32]) -> String {
 fn parse_ids(text: &str) -> Result<Vec<u32>> {
     let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|w| !w.is_empty());
     let ids: Vec<u32> = words
-        .map(|w| w.parse().map_err(|_| Error::usage("--tokens", format!("`{w}` is not a token id"))))
+        .map(|w| {
+            w.parse().map_err(|_| Error::usage("--tokens", format!("`{w}` is not a token id")))
+        })
         .collect::<Result<_>>()?;
     if ids.is_empty() {
         return Err(Error::usage("--tokens", "no token ids"));

@@ -43,7 +43,8 @@ pub fn execute(command: Command) -> Result<ExitCode> {
 /// Opens the model that the flags name, or the demo model.
 fn open_engine(args: &EngineArgs) -> Result<Engine> {
     if args.ubatch_size > args.batch_size {
-        let problem = format!("is {}, more than the batch (-b {})", args.ubatch_size, args.batch_size);
+        let problem =
+            format!("is {}, more than the batch (-b {})", args.ubatch_size, args.batch_size);
         return Err(Error::usage("-ub", problem));
     }
     let options = EngineOptions {

@@ -23,8 +23,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
     let n_ctx = engine.n_ctx() as usize;
     if tokens.len() < n_ctx {
-        let problem =
-            format!("has {} tokens, one chunk needs {n_ctx} (-c)", tokens.len());
+        let problem = format!("has {} tokens, one chunk needs {n_ctx} (-c)", tokens.len());
         return Err(Error::usage(args.file.display().to_string(), problem));
     }
     let n_chunks = (tokens.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
@@ -45,7 +44,12 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
 }
 
 /// Scores the second half of a chunk. Its first token is replaced by BOS where the model wants one.
-fn score_chunk(engine: &mut Engine, chunk: &[u32], bos: Option<u32>, scores: &mut Scores) -> Result<()> {
+fn score_chunk(
+    engine: &mut Engine,
+    chunk: &[u32],
+    bos: Option<u32>,
+    scores: &mut Scores,
+) -> Result<()> {
     let mut input = chunk.to_vec();
     if let (Some(bos), Some(first)) = (bos, input.first_mut()) {
         *first = bos;

@@ -127,7 +127,11 @@ impl Talk {
             cached: Vec::new(),
             sampler,
             greedy: greedy && !args.engine.logits_hash,
-            messages: args.system_prompt.iter().map(|s| Message::new("system", s.as_str())).collect(),
+            messages: args
+                .system_prompt
+                .iter()
+                .map(|s| Message::new("system", s.as_str()))
+                .collect(),
             stop: args.stop.clone(),
             special: if args.parse_special { Special::Parse } else { Special::Plain },
             n_predict,
@@ -205,7 +209,9 @@ impl Talk {
         let mut printer = Printer::new(&self.stop);
         let mut n_generated = 0;
         let end = loop {
-            if self.n_predict.is_some_and(|n| n_generated >= n) || self.tokenizer.is_end_of_generation(token) {
+            if self.n_predict.is_some_and(|n| n_generated >= n)
+                || self.tokenizer.is_end_of_generation(token)
+            {
                 break End::Done;
             }
             if printer.print(&self.tokenizer.token_bytes(token), self.tokenizer.is_hidden(token))? {
@@ -284,7 +290,10 @@ impl Talk {
             End::Interrupted => eprintln!("[interrupted]"),
             End::ContextFull => {
                 let n_ctx = self.engine.n_ctx();
-                eprintln!("[the context of {n_ctx} tokens is full; a larger one: -c {}]", 2 * n_ctx);
+                eprintln!(
+                    "[the context of {n_ctx} tokens is full; a larger one: -c {}]",
+                    2 * n_ctx
+                );
             }
         }
     }

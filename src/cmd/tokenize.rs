@@ -20,7 +20,11 @@ pub(super) fn run(args: &TokenizeArgs) -> Result<()> {
     let lines = ids.iter().map(|&id| {
         let bytes = tokenizer.token_bytes(id);
         let piece = String::from_utf8_lossy(&bytes).escape_debug().to_string();
-        let piece = if piece.is_empty() { tokenizer.token_str(id).unwrap_or_default().into() } else { piece };
+        let piece = if piece.is_empty() {
+            tokenizer.token_str(id).unwrap_or_default().into()
+        } else {
+            piece
+        };
         format!("{id:>7}  '{piece}'\n")
     });
     emit(&lines.collect::<String>())

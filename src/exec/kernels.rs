@@ -71,14 +71,24 @@ pub struct Launch {
 
 impl Launch {
     /// A launch over a grid. The struct's type names the shader, so they cannot disagree.
-    pub fn new<P: PushConstants>(kernel: KernelKey, push: P, bindings: &[Bound], groups: UVec3) -> Self {
+    pub fn new<P: PushConstants>(
+        kernel: KernelKey,
+        push: P,
+        bindings: &[Bound],
+        groups: UVec3,
+    ) -> Self {
         debug_assert_eq!(kernel.module.split('.').next(), Some(P::SHADER));
         let push = bytemuck::bytes_of(&push).to_vec();
         Launch { kernel, push, bindings: bindings.to_vec(), groups }
     }
 
     /// A launch over a list of items, folded into a grid.
-    pub fn over<P: PushConstants>(kernel: KernelKey, push: P, bindings: &[Bound], items: u64) -> Self {
+    pub fn over<P: PushConstants>(
+        kernel: KernelKey,
+        push: P,
+        bindings: &[Bound],
+        items: u64,
+    ) -> Self {
         Self::new(kernel, push, bindings, grid::fold(items))
     }
 }
@@ -117,7 +127,8 @@ impl Kernels {
                 progress.advance(results.len());
             }
         };
-        let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(missing.len());
+        let n_threads =
+            std::thread::available_parallelism().map_or(1, usize::from).min(missing.len());
         std::thread::scope(|scope| {
             for _ in 1..n_threads {
                 scope.spawn(work);

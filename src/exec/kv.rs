@@ -101,7 +101,8 @@ impl KvShape {
             return Ok(());
         }
         let possible = u64::from(self.n_ctx) * storage_range_bytes / largest;
-        let problem = format!("{} tokens are too many for this device; {possible} are possible", self.n_ctx);
+        let problem =
+            format!("{} tokens are too many for this device; {possible} are possible", self.n_ctx);
         Err(Error::usage("-c", problem))
     }
 }
@@ -122,7 +123,8 @@ impl KvCache {
         shape.check(hp, device.info().limits.storage_range_bytes)?;
         let buffers = |half, name: &str| -> Result<Vec<Buffer>> {
             let bytes = shape.layer_bytes(hp, half);
-            let layer = |il| Buffer::new(device, &format!("kv.{name}.{il}"), bytes, MemoryKind::Device);
+            let layer =
+                |il| Buffer::new(device, &format!("kv.{name}.{il}"), bytes, MemoryKind::Device);
             (0..hp.n_layer).map(layer).collect()
         };
         let (k, v) = (buffers(KvHalf::K, "k")?, buffers(KvHalf::V, "v")?);

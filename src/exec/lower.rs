@@ -6,8 +6,8 @@ use super::residency::Residency;
 use super::tuning::Tuning;
 use crate::graph::scratch::Layout;
 use crate::graph::{
-    AttentionOp, Gating, GluOp, Graph, KvHalf, Op, PairGroups, RopeOp, RopePairing, RouterOp, Routing,
-    Shape, Tensor, Weight,
+    AttentionOp, Gating, GluOp, Graph, KvHalf, Op, PairGroups, RopeOp, RopePairing, RouterOp,
+    Routing, Shape, Tensor, Weight,
 };
 use crate::push;
 use glam::UVec3;
@@ -57,13 +57,22 @@ impl Lowering<'_> {
     /// The steps of an op.
     pub fn steps(&self, op: &Op) -> Vec<Step> {
         let launches = match *op {
-            Op::GetRows { weights, ids, out, scale } => vec![self.get_rows(weights, ids, out, scale)],
+            Op::GetRows { weights, ids, out, scale } => {
+                vec![self.get_rows(weights, ids, out, scale)]
+            }
             Op::RmsNorm { .. } => vec![self.rms_norm(op)],
             Op::MulMat { weights, bias, x, out } => {
                 vec![self.mul_mat(weights, self.residency.optional(bias), x, out)]
             }
             Op::MulMatId { weights, bias, x, x_div, routing, out } => {
-                vec![self.mul_mat_id(weights, self.residency.optional(bias), x, x_div, routing, out)]
+                vec![self.mul_mat_id(
+                    weights,
+                    self.residency.optional(bias),
+                    x,
+                    x_div,
+                    routing,
+                    out,
+                )]
             }
             Op::Rope { x, head_dim, rope } => vec![self.rope(x, head_dim, rope)],
             Op::KvStore { il, half, x, head_dim } => vec![self.kv_store(il, half, x, head_dim)],
@@ -73,7 +82,9 @@ impl Lowering<'_> {
             Op::Router { router, logits, ids, weights } => {
                 vec![self.router(router, logits, ids, weights)]
             }
-            Op::GroupPairs { ids, counts, groups, tile } => self.group_pairs(ids, counts, groups, tile),
+            Op::GroupPairs { ids, counts, groups, tile } => {
+                self.group_pairs(ids, counts, groups, tile)
+            }
             Op::Glu { glu, gate, up, out } => vec![self.glu(glu, gate, up, out)],
             Op::Combine { x, weights, out } => vec![self.combine(x, weights, out)],
             Op::CopyRows { x, first, out } => return vec![self.copy_rows(x, first, out)],
@@ -131,8 +142,7 @@ impl Lowering<'_> {
         if let Some(t) = self.tuning.mat_vec(w, m) {
             let spec = [t.local, 0, t.cols, t.rows];
             let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &spec);
-            let push =
-                push::MulMatVec { weights, table: 0, bias, k: w.k, n: w.n, m, x_div: 1 };
+            let push = push::MulMatVec { weights, table: 0, bias, k: w.k, n: w.n, m, x_div: 1 };
             return Launch::new(kernel, push, &[x, y, x], t.grid(w.n, m.div_ceil(t.cols)));
         }
         let t = self.tuning.mul_mat;
@@ -156,8 +166,7 @@ impl Lowering<'_> {
         let Some(groups) = routing.groups else {
             let t = self.tuning.mat_vec_id(w);
             let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &[t.local, 1, 1, t.rows]);
-            let push =
-                push::MulMatVec { weights: 0, table, bias, k: w.k, n: w.n, m, x_div };
+            let push = push::MulMatVec { weights: 0, table, bias, k: w.k, n: w.n, m, x_div };
             let bindings = [x, y, self.bound(routing.ids)];
             return Launch::new(kernel, push, &bindings, t.grid(w.n, m));
         };
@@ -199,7 +208,12 @@ impl Lowering<'_> {
         let units = u64::from(head_dim.div_ceil(ty.unit()));
         let items = u64::from(n_tokens) * u64::from(n_head) * units;
         let bindings = [self.bound(x), Bound::Kv { il, half }, Bound::Positions];
-        self.elementwise(&[ty.spec()], push::KvStore { n_head, head_dim, n_tokens }, &bindings, items)
+        self.elementwise(
+            &[ty.spec()],
+            push::KvStore { n_head, head_dim, n_tokens },
+            &bindings,
+            items,
+        )
     }
 
     fn attention(
@@ -266,7 +280,13 @@ impl Lowering<'_> {
         Launch::over(KernelKey::new::<push::Router>(&spec), push, &bindings, n_tokens.into())
     }
 
-    fn group_pairs(&self, ids: Tensor, counts: Tensor, groups: PairGroups, tile: u32) -> Vec<Launch> {
+    fn group_pairs(
+        &self,
+        ids: Tensor,
+        counts: Tensor,
+        groups: PairGroups,
+        tile: u32,
+    ) -> Vec<Launch> {
         let n_pairs = self.shape(groups.pairs).rows;
         let n_expert = self.shape(counts).rows;
         let n_tiles_max = self.shape(groups.tiles).rows;

@@ -64,7 +64,8 @@ pub fn estimate_ns(graph: &Graph, op: &Op, n_kv: u32) -> f64 {
         }
         Op::Attention { attention: a, q, .. } => {
             let scores = f64::from(graph.shape(q).rows) * f64::from(a.n_head) * f64::from(n_kv);
-            let kv_bytes = f64::from(n_kv) * f64::from(a.n_head_kv) * f64::from(a.head_k + a.head_v);
+            let kv_bytes =
+                f64::from(n_kv) * f64::from(a.n_head_kv) * f64::from(a.head_k + a.head_v);
             (2.0 * scores * f64::from(a.head_k + a.head_v), 2.0 * kv_bytes)
         }
         _ => (0.0, 0.0),

@@ -5,7 +5,7 @@
 //! kernels find each expert by its own address in a table; so may the experts of later placements.
 //! Kernels may read up to [`TAIL_BYTES`] past a matrix.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::graph::WeightId;
 use crate::model::weights::{Role, WeightInfo};
@@ -79,7 +79,9 @@ impl Residency {
     ) -> Result<Residency> {
         let mut loader = Loader::new(device, gguf, bar)?;
         let mut pieces = vec![Vec::new(); weights.len()];
-        for (place, kind) in [(Place::Device, MemoryKind::Device), (Place::Host, MemoryKind::HostRead)] {
+        for (place, kind) in
+            [(Place::Device, MemoryKind::Device), (Place::Host, MemoryKind::HostRead)]
+        {
             let chosen: Vec<usize> = (0..weights.len()).filter(|&w| places[w] == place).collect();
             loader.load(weights, &chosen, kind, &mut pieces)?;
         }
@@ -112,7 +114,7 @@ impl Residency {
 /// Largest buffer of a device.
 fn buffer_limit(device: &Device) -> u64 {
     let limits = &device.info().limits;
-    limits.max_buffer_bytes.min(limits.max_allocation_bytes)
+    limits.buffer_bytes.min(limits.allocation_bytes)
 }
 
 /// Copies weights through a ring of staging buffers on the copy lane.
@@ -130,7 +132,8 @@ const RING_SLOT_BYTES: u64 = 16 << 20;
 
 impl<'a> Loader<'a> {
     fn new(device: &'a Arc<Device>, gguf: &'a Gguf, bar: &'a ProgressBar) -> Result<Self> {
-        let slot = |i| Buffer::new(device, &format!("load.{i}"), RING_SLOT_BYTES, MemoryKind::Upload);
+        let slot =
+            |i| Buffer::new(device, &format!("load.{i}"), RING_SLOT_BYTES, MemoryKind::Upload);
         let ring = (0..RING_SLOTS).map(|i| Ok((slot(i)?, None))).collect::<Result<_>>()?;
         Ok(Loader { device, gguf, bar, ring, next: 0, buffers: Vec::new() })
     }
@@ -145,8 +148,11 @@ impl<'a> Loader<'a> {
     ) -> Result<()> {
         let limit = buffer_limit(self.device);
         let largest = chosen.iter().max_by_key(|&&w| weights[w].matrix_bytes);
-        if let Some(w) = largest.map(|&w| &weights[w]).filter(|w| w.matrix_bytes + TAIL_BYTES > limit) {
-            let problem = format!("one matrix has {} bytes, a buffer of this device {limit}", w.matrix_bytes);
+        if let Some(w) =
+            largest.map(|&w| &weights[w]).filter(|w| w.matrix_bytes + TAIL_BYTES > limit)
+        {
+            let problem =
+                format!("one matrix has {} bytes, a buffer of this device {limit}", w.matrix_bytes);
             return Err(self.gguf.error(format!("tensor `{}`", w.name), problem));
         }
         let matrices: Vec<Matrices> = chosen
@@ -175,7 +181,11 @@ impl<'a> Loader<'a> {
         for (matrix, (buffer, offset)) in bytes.chunks(w.matrix_bytes as usize).zip(at) {
             for (i, part) in matrix.chunks(RING_SLOT_BYTES as usize).enumerate() {
                 let to = offset + i as u64 * RING_SLOT_BYTES;
-                if buffer.is_mapped() { buffer.write(to, part)? } else { self.stage(buffer, to, part)? }
+                if buffer.is_mapped() {
+                    buffer.write(to, part)?
+                } else {
+                    self.stage(buffer, to, part)?
+                }
                 self.bar.inc(part.len() as u64);
             }
         }
@@ -208,7 +218,8 @@ impl<'a> Loader<'a> {
         let entries: Vec<u64> = pieces.iter().flatten().map(address).collect();
         let bytes = (entries.len() * 8).max(8) as u64;
         let buffer = Buffer::new(self.device, "weights.table", bytes, MemoryKind::Device)?;
-        for (i, part) in bytemuck::cast_slice(&entries).chunks(RING_SLOT_BYTES as usize).enumerate() {
+        for (i, part) in bytemuck::cast_slice(&entries).chunks(RING_SLOT_BYTES as usize).enumerate()
+        {
             self.stage(&buffer, i as u64 * RING_SLOT_BYTES, part)?;
         }
         let mut table = buffer.address();
@@ -242,7 +253,6 @@ pub fn packing_overhead_bytes(weights: &[WeightInfo]) -> u64 {
     let chunks = total / CHUNK_BYTES + 2;
     weights.len() as u64 * WEIGHT_ALIGN + chunks * (TAIL_BYTES + (1 << 20))
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -14,7 +14,9 @@ use crate::error::{Error, Result};
 use crate::graph::scratch::{self, Layout};
 use crate::graph::{Graph, KvHalf, Op};
 use crate::model::{Model, PassShape};
-use crate::vk::{Binding, Buffer, Commands, Device, Lane, MemoryKind, Point, QueryPool, Recorder, Replay};
+use crate::vk::{
+    Binding, Buffer, Commands, Device, Lane, MemoryKind, Point, QueryPool, Recorder, Replay,
+};
 use glam::UVec3;
 use std::sync::Arc;
 
@@ -107,7 +109,8 @@ impl Executor {
         if bytes.is_empty() {
             return Ok(());
         }
-        let staging = Buffer::new(&self.device, "rope.load", bytes.len() as u64, MemoryKind::Upload)?;
+        let staging =
+            Buffer::new(&self.device, "rope.load", bytes.len() as u64, MemoryKind::Upload)?;
         staging.write(0, bytes)?;
         let mut recorder = Recorder::new(&self.device, Lane::Compute, "rope.load", Replay::Once)?;
         recorder.copy(&staging, 0, &self.rope_freqs, 0, bytes.len() as u64);
@@ -440,7 +443,9 @@ enum Area {
 impl Area {
     fn meets(&self, other: &Area) -> bool {
         match (self, other) {
-            (Area::Scratch { start: a, end: b }, Area::Scratch { start: c, end: d }) => a < d && c < b,
+            (Area::Scratch { start: a, end: b }, Area::Scratch { start: c, end: d }) => {
+                a < d && c < b
+            }
             (a, b) => a == b,
         }
     }
@@ -483,7 +488,8 @@ struct Hazards(Access);
 impl Hazards {
     /// Whether an op must wait for what runs.
     fn conflict(&self, op: &Access) -> bool {
-        let any = |ours: &[Area], theirs: &[Area]| ours.iter().any(|a| theirs.iter().any(|b| a.meets(b)));
+        let any =
+            |ours: &[Area], theirs: &[Area]| ours.iter().any(|a| theirs.iter().any(|b| a.meets(b)));
         let running = &self.0;
         any(&op.reads, &running.writes)
             || any(&op.writes, &running.reads)

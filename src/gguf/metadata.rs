@@ -338,6 +338,11 @@ impl Array {
         }
     }
 
+    /// The first `n` elements as text.
+    pub fn first_as_text(&self, n: usize) -> Vec<String> {
+        with_items!(self, items => items.iter().take(n).map(ToString::to_string).collect())
+    }
+
     /// All elements as another integer type; `None` if one does not fit or is no integer.
     fn integers<T: TryFrom<i128>>(&self) -> Option<Vec<T>> {
         match self {

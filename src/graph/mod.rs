@@ -343,7 +343,10 @@ impl Op {
             Op::MulMat { x, out, .. } => (vec![x], vec![out]),
             Op::MulMatId { x, routing, out, .. } => {
                 let groups = routing.groups.map(|g| [g.pairs, g.tiles]);
-                ([x, routing.ids].into_iter().chain(groups.into_iter().flatten()).collect(), vec![out])
+                (
+                    [x, routing.ids].into_iter().chain(groups.into_iter().flatten()).collect(),
+                    vec![out],
+                )
             }
             Op::Rope { x, .. } => (vec![x], vec![x]),
             Op::KvStore { x, .. } => (vec![x], vec![]),
@@ -365,9 +368,9 @@ impl Op {
     /// The weight matrix that the op multiplies with or looks up, if any.
     pub fn weights(&self) -> Option<Weight> {
         match *self {
-            Op::GetRows { weights, .. } | Op::MulMat { weights, .. } | Op::MulMatId { weights, .. } => {
-                Some(weights)
-            }
+            Op::GetRows { weights, .. }
+            | Op::MulMat { weights, .. }
+            | Op::MulMatId { weights, .. } => Some(weights),
             _ => None,
         }
     }

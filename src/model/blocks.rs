@@ -65,7 +65,12 @@ pub struct Attention {
 
 impl Attention {
     /// Looks up `blk.{il}.attn_*`.
-    pub fn load(w: &mut WeightLoader<'_>, il: u32, n_embd: u32, p: &AttentionParams) -> Result<Self> {
+    pub fn load(
+        w: &mut WeightLoader<'_>,
+        il: u32,
+        n_embd: u32,
+        p: &AttentionParams,
+    ) -> Result<Self> {
         let name = |part: &str| format!("blk.{il}.attn_{part}");
         let (n_q, n_k) = (p.n_head * p.head_k, p.n_head_kv * p.head_k);
         let (n_v, n_out) = (p.n_head_kv * p.head_v, p.n_head * p.head_v);
@@ -103,8 +108,8 @@ impl Attention {
         let out = g.tensor(pass.n_tokens, p.n_head * p.head_v);
         let split = pass.n_splits > 1;
         // A partial result is the unnormalized output, the maximum and the sum.
-        let partial = split
-            .then(|| g.tensor(pass.n_splits * pass.n_tokens, p.n_head * (p.head_v + 2)));
+        let partial =
+            split.then(|| g.tensor(pass.n_splits * pass.n_tokens, p.n_head * (p.head_v + 2)));
         let attention = AttentionOp {
             n_head: p.n_head,
             n_head_kv: p.n_head_kv,
@@ -154,7 +159,14 @@ impl MoeFfn {
         })
     }
 
-    fn build(&self, g: &mut Graph, il: u32, p: &ExpertParams, pass: &PassShape, x: Tensor) -> Tensor {
+    fn build(
+        &self,
+        g: &mut Graph,
+        il: u32,
+        p: &ExpertParams,
+        pass: &PassShape,
+        x: Tensor,
+    ) -> Tensor {
         match self.router {
             Some(router) => self.build_experts(g, il, router, p, pass, x),
             None => self.build_dense(g, x),

@@ -176,13 +176,16 @@ impl<'a, 'b> KeyReader<'a, 'b> {
         if (32..=256).contains(&size) && size % 8 == 0 {
             return Ok(size);
         }
-        Err(self.error(name, format!("is {size}; heads of 32 to 256, in steps of 8, are supported")))
+        Err(self
+            .error(name, format!("is {size}; heads of 32 to 256, in steps of 8, are supported")))
     }
 
     fn rope(&self, head_k: u32, pairing: RopePairing) -> Result<RopeParams> {
         let n_rot = self.optional_count("rope.dimension_count", head_k)?.unwrap_or(head_k);
         if n_rot % 2 != 0 {
-            return Err(self.error("rope.dimension_count", format!("is {n_rot}, an even count is needed")));
+            return Err(
+                self.error("rope.dimension_count", format!("is {n_rot}, an even count is needed"))
+            );
         }
         let freq_base = self.positive("rope.freq_base", 10000.0)?;
         Ok(RopeParams { pairing, n_rot, freq_base, scaling: self.rope_scaling()? })

@@ -103,7 +103,7 @@ impl Model {
         let mut done = 0;
         while done < pass.n_outputs {
             let rows = pass.output_rows.min(pass.n_outputs - done);
-            let mut take = |g: &mut Graph, x: Tensor| {
+            let take = |g: &mut Graph, x: Tensor| {
                 if rows == pass.n_tokens {
                     return x;
                 }

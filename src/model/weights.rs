@@ -144,7 +144,8 @@ impl<'a> WeightLoader<'a> {
         }
         if !SUPPORTED_TYPES.contains(&info.ty) {
             let known: Vec<&str> = SUPPORTED_TYPES.iter().map(|t| t.name()).collect();
-            let problem = format!("type {} is not supported; supported: {}", info.ty, known.join(", "));
+            let problem =
+                format!("type {} is not supported; supported: {}", info.ty, known.join(", "));
             return Err(self.tensor_error(name, problem));
         }
         let id = WeightId(self.weights.len() as u32);
