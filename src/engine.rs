@@ -30,6 +30,8 @@ pub struct EngineOptions {
     pub type_v: KvType,
     /// Plan as if the device had no more memory than this.
     pub vram_limit_bytes: Option<u64>,
+    /// Checks of the validation layer; with `Off`, `VKMOE_VALIDATION` decides.
+    pub validation: Validation,
 }
 
 impl Default for EngineOptions {
@@ -41,6 +43,7 @@ impl Default for EngineOptions {
             type_k: KvType::F16,
             type_v: KvType::F16,
             vram_limit_bytes: None,
+            validation: Validation::Off,
         }
     }
 }
@@ -88,7 +91,7 @@ impl Engine {
     pub fn open(path: &Path, options: &EngineOptions) -> Result<Engine> {
         let gguf = Gguf::open(path)?;
         let model = Model::load(&gguf)?;
-        let device = open_device(options.device.as_deref())?;
+        let device = open_device(options)?;
         let tuning = Tuning::new(device.info());
         let n_ubatch = options.n_ubatch.min(u32::from(u16::MAX));
         let budget = memory(&device, options.vram_limit_bytes);
@@ -256,12 +259,12 @@ impl Session {
 }
 
 /// Opens the chosen device.
-fn open_device(wanted: Option<&str>) -> Result<Arc<Device>> {
-    let instance =
-        Arc::new(Instance::new(InstanceOptions { validation: Validation::from_env()? })?);
+fn open_device(options: &EngineOptions) -> Result<Arc<Device>> {
+    let validation = options.validation;
+    let instance = Arc::new(Instance::new(InstanceOptions { validation })?);
     let devices = instance.devices()?;
     let visible = std::env::var("GGML_VK_VISIBLE_DEVICES").ok();
-    let index = vk::choose(&devices, wanted, visible.as_deref())?;
+    let index = vk::choose(&devices, options.device.as_deref(), visible.as_deref())?;
     log::info!("device: {}", devices[index].name);
     Device::open(&instance, &devices[index], DeviceOptions::default())
 }

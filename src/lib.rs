@@ -6,7 +6,6 @@
 //! [`sampler`] turn text into tokens and logits into the next one. [`cli`] and [`cmd`] are the program.
 
 pub mod error;
-pub mod vk;
 
 pub mod gguf;
 pub mod model;

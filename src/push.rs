@@ -26,7 +26,8 @@ use generated::{PushField, layout};
 /// One compiled module by its name, `mul_mat_vec.q4_k`.
 pub fn module(name: &str) -> Option<ShaderModule> {
     let m = generated::MODULES.iter().find(|m| m.name == name)?;
-    let spirv = m.spirv.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+    let spirv =
+        m.spirv.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
     Some(ShaderModule { name: m.name, bindings: m.bindings, push_bytes: m.push_bytes, spirv })
 }
 
@@ -125,5 +126,185 @@ push_constants! {
         alpha: f32,
         /// Clamp of `swiglu_oai`.
         limit: f32,
+    }
+    /// Rows of a weight matrix as f32.
+    GetRows = "get_rows" GET_ROWS {
+        /// Address of the matrix.
+        weights: u64,
+        /// Elements of a row.
+        n: u32,
+        /// Rows wanted.
+        n_rows: u32,
+        /// Factor of all elements.
+        scale: f32,
+        /// Rows of the matrix; an id past them gives zeros.
+        n_weight_rows: u32,
+    }
+    /// Matrix product for many rows of x.
+    MulMat = "mul_mat" MUL_MAT {
+        /// Address of the matrix (dense).
+        weights: u64,
+        /// Address of u64[n_expert], the experts' matrices (grouped).
+        table: u64,
+        /// Address of f32[n], or f32[n_expert][n]; 0 = none.
+        bias: u64,
+        /// Elements of a weight row.
+        k: u32,
+        /// Weight rows.
+        n: u32,
+        /// Rows of y.
+        m: u32,
+        /// Grouped: pair q takes row q / x_div of x.
+        x_div: u32,
+    }
+    /// Matrix product for few rows of x.
+    MulMatVec = "mul_mat_vec" MUL_MAT_VEC {
+        /// Address of the matrix (dense).
+        weights: u64,
+        /// Address of u64[n_expert], the experts' matrices (grouped).
+        table: u64,
+        /// Address of f32[n], or f32[n_expert][n]; 0 = none.
+        bias: u64,
+        /// Elements of a weight row.
+        k: u32,
+        /// Weight rows.
+        n: u32,
+        /// Rows of y.
+        m: u32,
+        /// Grouped: pair q takes row q / x_div of x.
+        x_div: u32,
+    }
+}
+
+push_constants! {
+    /// RMS norm of rows, with an optional residual sum.
+    RmsNorm = "rms_norm" RMS_NORM {
+        /// Address of the weight, f32[n]; 0 = none.
+        weight: u64,
+        /// Elements in a row.
+        n: u32,
+        /// Rows.
+        n_rows: u32,
+        /// Added to the mean square.
+        eps: f32,
+        /// Unused.
+        _pad: u32,
+    }
+    /// Rotary position embedding, in place.
+    Rope = "rope" ROPE {
+        /// Address of the angles, f32[n_rot / 2], radians per position.
+        freqs: u64,
+        /// Heads of a token.
+        n_head: u32,
+        /// Dimensions of a head.
+        head_dim: u32,
+        /// Dimensions that turn.
+        n_rot: u32,
+        /// The first of them.
+        rot_offset: u32,
+        /// Tokens.
+        n_tokens: u32,
+        /// Factor on the turned dimensions (YaRN's).
+        mscale: f32,
+    }
+    /// Stores keys or values in the cache.
+    KvStore = "kv_store" KV_STORE {
+        /// Heads of a token.
+        n_head: u32,
+        /// Dimensions of a head.
+        head_dim: u32,
+        /// Tokens.
+        n_tokens: u32,
+    }
+    /// Attention over the cache.
+    FlashAttn = "flash_attn" FLASH_ATTN {
+        /// Address of the attention sinks, f32[n_head]; 0 = none.
+        sinks: u64,
+        /// Tokens.
+        n_tokens: u32,
+        /// Heads of a token.
+        n_head: u32,
+        /// Heads of a cell; divides `n_head`.
+        n_kv_head: u32,
+        /// Runs of keys that are handled apart.
+        n_splits: u32,
+        /// Cells that a token sees, its own included; 0 = all up to its own.
+        window: u32,
+        /// Factor on q.k.
+        scale: f32,
+        /// Limit of the scores; 0 = none.
+        softcap: f32,
+        /// Unused.
+        _pad: u32,
+    }
+    /// Joins the splits of `flash_attn`.
+    FlashAttnMerge = "flash_attn_merge" FLASH_ATTN_MERGE {
+        /// Address of the attention sinks, f32[n_head]; 0 = none.
+        sinks: u64,
+        /// Rows: tokens times heads.
+        n_rows: u32,
+        /// Heads of a token.
+        n_head: u32,
+        /// Dimensions of a value.
+        head_v: u32,
+        /// Splits.
+        n_splits: u32,
+    }
+    /// Chooses each token's experts.
+    Router = "router" ROUTER {
+        /// Address of what is added to the scores for the choice, f32[n_expert]; 0 = nothing.
+        bias: u64,
+        /// Experts, at most 512.
+        n_expert: u32,
+        /// Experts of a token.
+        n_used: u32,
+        /// Tokens.
+        n_tokens: u32,
+        /// Groups of experts; 0 or 1 = no groups.
+        n_group: u32,
+        /// Groups that a token may choose from.
+        n_group_used: u32,
+        /// The layer, reported when a logit is NaN.
+        il: u32,
+        /// Factor on the weights.
+        scale: f32,
+        /// Least sum that normalized weights are divided by.
+        norm_min: f32,
+    }
+    /// Counts the pairs of each expert.
+    ExpertCount = "expert_count" EXPERT_COUNT {
+        /// Pairs (token, slot).
+        n_pairs: u32,
+        /// Experts.
+        n_expert: u32,
+    }
+    /// Sorts the pairs by expert.
+    ExpertSort = "expert_sort" EXPERT_SORT {
+        /// Pairs (token, slot).
+        n_pairs: u32,
+        /// Experts.
+        n_expert: u32,
+        /// Pairs of a tile, at most.
+        tile: u32,
+        /// Tiles that the list has room for.
+        n_tiles_max: u32,
+    }
+    /// Weighted sum of each token's experts.
+    MoeCombine = "moe_combine" MOE_COMBINE {
+        /// Elements in a row.
+        n: u32,
+        /// Tokens.
+        n_tokens: u32,
+        /// Experts of a token.
+        n_used: u32,
+    }
+    /// The largest logits of each row.
+    TopLogits = "top_logits" TOP_LOGITS {
+        /// Logits in a row.
+        n: u32,
+        /// Rows.
+        n_rows: u32,
+        /// Places, at most 64.
+        k: u32,
     }
 }

@@ -8,12 +8,11 @@ use crate::exec::tuning::Tuning;
 use crate::plan::Bytes;
 use crate::vk::{
     self, DeviceInfo, Heap, Instance, InstanceOptions, Lane, LanePlan, QueueFamily, QueueId,
-    Validation,
 };
 use std::fmt::Write;
 
 pub(super) fn run(args: &DevicesArgs) -> Result<()> {
-    let instance = Instance::new(InstanceOptions { validation: Validation::from_env()? })?;
+    let instance = Instance::new(InstanceOptions::default())?;
     let devices = instance.devices()?;
     let visible = std::env::var("GGML_VK_VISIBLE_DEVICES").ok();
     let order = vk::visible_devices(&devices, visible.as_deref())?;

@@ -53,7 +53,7 @@ fn open_engine(args: &EngineArgs) -> Result<Engine> {
         n_ubatch: args.ubatch_size,
         type_k: kv_type(args.cache_type_k),
         type_v: kv_type(args.cache_type_v),
-        vram_limit_bytes: None,
+        ..EngineOptions::default()
     };
     Engine::open(&model_path(args.model.as_deref())?, &options)
 }

@@ -3,3 +3,4 @@
 #![allow(unreachable_pub, reason = "public to the test binaries that include it")]
 
 pub mod gguf_builder;
+pub mod vulkan;

@@ -1,0 +1,201 @@
+//! Whole models against reference logits from another implementation; see tests/golden/README.md.
+//! Every model runs with the validation layer on.
+
+mod common;
+
+use common::vulkan::{assert_clean, validation};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use vkmoe::engine::{Engine, EngineOptions, Outputs};
+use vkmoe::exec::kv::KvType;
+
+#[derive(Deserialize)]
+struct Golden {
+    prompt_tokens: Vec<Vec<u32>>,
+    last_logits: Vec<Vec<f32>>,
+    mid_logits_argmax: Vec<Vec<u32>>,
+    mid_logits_margin: Vec<Vec<f32>>,
+    greedy: Vec<u32>,
+    greedy_prompt_index: usize,
+}
+
+fn dir(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn golden(name: &str) -> Golden {
+    let text = std::fs::read_to_string(dir(name).join("golden.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn options() -> EngineOptions {
+    EngineOptions {
+        n_ctx: 512,
+        type_k: KvType::F32,
+        type_v: KvType::F32,
+        validation: validation(),
+        ..Default::default()
+    }
+}
+
+fn open(name: &str, options: &EngineOptions) -> Engine {
+    Engine::open(&dir(name).join("model.gguf"), options).unwrap()
+}
+
+/// Logits after every token of a prompt.
+fn all_logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut session = engine.session().unwrap();
+    let mut rows = Vec::new();
+    let sink = |_, logits: &[f32]| {
+        rows.push(logits.to_vec());
+        Ok(())
+    };
+    engine.eval(&mut session, tokens, Outputs::All, sink).unwrap();
+    engine.close(session);
+    rows
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a))).unwrap()
+        as u32
+}
+
+fn max_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Every prompt: the last logits within `tolerance`, every argmax that is not a near tie.
+fn check_prompts(engine: &mut Engine, golden: &Golden, tolerance: f32) {
+    for (p, tokens) in golden.prompt_tokens.iter().enumerate() {
+        let rows = all_logits(engine, tokens);
+        let off = max_difference(rows.last().unwrap(), &golden.last_logits[p]);
+        assert!(off <= tolerance, "prompt {p}: the last logits are off by {off}");
+        for (i, row) in rows.iter().enumerate() {
+            let close_call = golden.mid_logits_margin[p][i] <= 2.0 * tolerance;
+            assert!(
+                close_call || argmax(row) == golden.mid_logits_argmax[p][i],
+                "prompt {p}: another token at position {i}"
+            );
+        }
+    }
+}
+
+/// Greedy decoding, one token at a time.
+fn check_greedy(engine: &mut Engine, golden: &Golden) {
+    let mut session = engine.session().unwrap();
+    let mut tokens = golden.prompt_tokens[golden.greedy_prompt_index].clone();
+    let mut chosen = Vec::new();
+    for _ in 0..golden.greedy.len() {
+        let next = engine.eval_greedy(&mut session, &tokens).unwrap();
+        chosen.push(next);
+        tokens = vec![next];
+    }
+    engine.close(session);
+    assert_eq!(chosen, golden.greedy);
+}
+
+/// A model of one tensor type: prompts in one ubatch, then greedy decoding.
+fn check_type(name: &str) {
+    let golden = golden(name);
+    let mut engine = open(name, &options());
+    // Activations stay f32, so every type comes as near as F32 does.
+    check_prompts(&mut engine, &golden, 1e-3);
+    check_greedy(&mut engine, &golden);
+    assert_clean(engine.device().instance());
+}
+
+macro_rules! types {
+    ($($test:ident $dir:literal)*) => {$(
+        #[test]
+        fn $test() {
+            check_type($dir);
+        }
+    )*};
+}
+
+types! {
+    f32 "qwen3moe-f32"
+    bf16 "qwen3moe"
+    q4_0 "qwen3moe-q4_0"
+    q8_0 "qwen3moe-q8_0"
+    q2_k "qwen3moe-q2_k"
+    q3_k "qwen3moe-q3_k"
+    q4_k "qwen3moe-q4_k"
+    q5_k "qwen3moe-q5_k"
+    q6_k "qwen3moe-q6_k"
+    iq4_nl "qwen3moe-iq4_nl"
+    iq4_xs "qwen3moe-iq4_xs"
+    mxfp4 "qwen3moe-mxfp4"
+}
+
+/// Ubatches of 1, 3 and 50 go through other kernels: matrix-vector, few pairs, ragged tiles.
+#[test]
+fn every_ubatch_gives_the_same_model() {
+    let golden = golden("qwen3moe-q4_k");
+    for n_ubatch in [1, 3, 50] {
+        let mut engine = open("qwen3moe-q4_k", &EngineOptions { n_ubatch, ..options() });
+        let rows = all_logits(&mut engine, &golden.prompt_tokens[3]);
+        let off = max_difference(rows.last().unwrap(), &golden.last_logits[3]);
+        assert!(off <= 1e-3, "ubatch {n_ubatch}: off by {off}");
+        assert_clean(engine.device().instance());
+    }
+}
+
+/// Smaller caches cost accuracy, within what their type promises.
+#[test]
+fn caches_of_every_type() {
+    let golden = golden("qwen3moe-f32");
+    for (ty, tolerance) in [(KvType::F16, 0.02), (KvType::Q8_0, 0.3), (KvType::Q4_0, 4.0)] {
+        let mut engine =
+            open("qwen3moe-f32", &EngineOptions { type_k: ty, type_v: ty, ..options() });
+        let rows = all_logits(&mut engine, &golden.prompt_tokens[2]);
+        let off = max_difference(rows.last().unwrap(), &golden.last_logits[2]);
+        assert!(off <= tolerance, "{ty}: off by {off}");
+        assert!(off > 0.0, "{ty} is not f32");
+        assert_clean(engine.device().instance());
+    }
+}
+
+/// Experts in host memory, read by the kernels there, give the same bits; so does a second run.
+#[test]
+fn placement_and_repetition_change_no_bit() {
+    let golden = golden("qwen3moe-q4_k");
+    let mut hashes = Vec::new();
+    for vram_limit_bytes in [None, None, Some(8 << 20)] {
+        let mut engine = open("qwen3moe-q4_k", &EngineOptions { vram_limit_bytes, ..options() });
+        assert_eq!(engine.plan().host_weight_bytes > 0, vram_limit_bytes.is_some());
+        let mut session = engine.session().unwrap();
+        for chunk in golden.prompt_tokens[4].chunks(100) {
+            engine.eval(&mut session, chunk, Outputs::All, |_, _| Ok(())).unwrap();
+        }
+        engine.eval(&mut session, &[5], Outputs::Last, |_, _| Ok(())).unwrap();
+        hashes.push(session.logits_hash());
+        engine.close(session);
+    }
+    assert_eq!(hashes[0], hashes[1], "another run");
+    assert_eq!(hashes[0], hashes[2], "experts in host memory");
+}
+
+/// Rewinding a session leaves no trace of what was there.
+#[test]
+fn a_rewound_session_gives_the_same_logits() {
+    let golden = golden("qwen3moe-f32");
+    let mut engine = open("qwen3moe-f32", &options());
+    let tokens = &golden.prompt_tokens[2];
+    let mut session = engine.session().unwrap();
+    let mut last = |engine: &mut Engine, tokens: &[u32], keep: u32| {
+        session.truncate(keep);
+        let mut row = Vec::new();
+        let sink = |_, logits: &[f32]| {
+            row = logits.to_vec();
+            Ok(())
+        };
+        engine.eval(&mut session, tokens, Outputs::Last, sink).unwrap();
+        row
+    };
+    last(&mut engine, &tokens[..20], 0);
+    last(&mut engine, &[9, 9, 9, 9], 20);
+    let rewound = last(&mut engine, &tokens[20..], 20);
+    assert!(max_difference(&rewound, &golden.last_logits[2]) <= 1e-3);
+}
