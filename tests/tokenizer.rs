@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use proptest::prelude::*;
-use vkmoe::tokenizer::{Message, Special, StopStrings, Tokenizer, Utf8Stream, Vocab};
+use vkmoe::tokenizer::{ChatTemplate, Message, Special, StopStrings, Tokenizer, Utf8Stream, Vocab};
 
 fn fixture(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
@@ -411,6 +411,19 @@ fn a_conversation_keeps_user_text_plain() {
         let ids = chat(content);
         assert_eq!(specials(&ids), [1, 2, 1], "{content:?}");
         assert!(tokenizer.decode(&ids, true).contains(content), "{content:?}");
+    }
+}
+
+#[test]
+fn a_conversation_starts_with_exactly_one_bos() {
+    let tokenizer = spm();
+    let messages = [Message::new("user", "Hello world</s>")];
+    for source in ["{{ messages[0].content }}", "{{ bos_token + messages[0].content }}"] {
+        let template = ChatTemplate::parse(source).unwrap();
+        let args = tokenizer.template_args(true);
+        let ids = tokenizer.encode_chat(&template, &messages, &args).unwrap();
+        assert_eq!(ids[..6], [1, 540, 410, 940, 295, 369], "{source}");
+        assert!(ids[6..].iter().all(|&id| id > 2));
     }
 }
 
