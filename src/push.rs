@@ -124,3 +124,136 @@ push_constants! {
         limit: f32,
     }
 }
+
+push_constants! {
+    /// RMS norm of rows, with an optional residual sum.
+    RmsNorm = "rms_norm" RMS_NORM {
+        /// Address of the weight, f32[n]; 0 = none.
+        weight: u64,
+        /// Elements in a row.
+        n: u32,
+        /// Rows.
+        n_rows: u32,
+        /// Added to the mean square.
+        eps: f32,
+        /// Unused.
+        _pad: u32,
+    }
+    /// Rotary position embedding, in place.
+    Rope = "rope" ROPE {
+        /// Address of the angles, f32[n_rot / 2], radians per position.
+        freqs: u64,
+        /// Heads of a token.
+        n_head: u32,
+        /// Dimensions of a head.
+        head_dim: u32,
+        /// Dimensions that turn.
+        n_rot: u32,
+        /// The first of them.
+        rot_offset: u32,
+        /// Tokens.
+        n_tokens: u32,
+        /// Factor on the turned dimensions (YaRN's).
+        mscale: f32,
+    }
+    /// Stores keys or values in the cache.
+    KvStore = "kv_store" KV_STORE {
+        /// Heads of a token.
+        n_head: u32,
+        /// Dimensions of a head.
+        head_dim: u32,
+        /// Tokens.
+        n_tokens: u32,
+    }
+    /// Attention over the cache.
+    FlashAttn = "flash_attn" FLASH_ATTN {
+        /// Address of the attention sinks, f32[n_head]; 0 = none.
+        sinks: u64,
+        /// Tokens.
+        n_tokens: u32,
+        /// Heads of a token.
+        n_head: u32,
+        /// Heads of a cell; divides `n_head`.
+        n_kv_head: u32,
+        /// Runs of keys that are handled apart.
+        n_splits: u32,
+        /// Cells that a token sees, its own included; 0 = all up to its own.
+        window: u32,
+        /// Factor on q.k.
+        scale: f32,
+        /// Limit of the scores; 0 = none.
+        softcap: f32,
+        /// Unused.
+        _pad: u32,
+    }
+    /// Joins the splits of `flash_attn`.
+    FlashAttnMerge = "flash_attn_merge" FLASH_ATTN_MERGE {
+        /// Address of the attention sinks, f32[n_head]; 0 = none.
+        sinks: u64,
+        /// Rows: tokens times heads.
+        n_rows: u32,
+        /// Heads of a token.
+        n_head: u32,
+        /// Dimensions of a value.
+        head_v: u32,
+        /// Splits.
+        n_splits: u32,
+    }
+    /// Chooses each token's experts.
+    Router = "router" ROUTER {
+        /// Address of what is added to the scores for the choice, f32[n_expert]; 0 = nothing.
+        bias: u64,
+        /// Experts, at most 512.
+        n_expert: u32,
+        /// Experts of a token.
+        n_used: u32,
+        /// Tokens.
+        n_tokens: u32,
+        /// Groups of experts; 0 or 1 = no groups.
+        n_group: u32,
+        /// Groups that a token may choose from.
+        n_group_used: u32,
+        /// The layer, reported when a logit is NaN.
+        il: u32,
+        /// Factor on the weights.
+        scale: f32,
+        /// Least sum that normalized weights are divided by.
+        norm_min: f32,
+    }
+    /// Counts the pairs of each expert.
+    ExpertCount = "expert_count" EXPERT_COUNT {
+        /// Pairs (token, slot).
+        n_pairs: u32,
+        /// Experts.
+        n_expert: u32,
+    }
+    /// Sorts the pairs by expert.
+    ExpertSort = "expert_sort" EXPERT_SORT {
+        /// Pairs (token, slot).
+        n_pairs: u32,
+        /// Experts.
+        n_expert: u32,
+        /// Pairs of a tile, at most.
+        tile: u32,
+        /// Tiles that the list has room for.
+        n_tiles_max: u32,
+    }
+    /// Weighted sum of each token's experts.
+    MoeCombine = "moe_combine" MOE_COMBINE {
+        /// Elements in a row.
+        n: u32,
+        /// Tokens.
+        n_tokens: u32,
+        /// Experts of a token.
+        n_used: u32,
+    }
+    /// The largest logits of each row.
+    TopLogits = "top_logits" TOP_LOGITS {
+        /// Logits in a row.
+        n: u32,
+        /// Rows.
+        n_rows: u32,
+        /// Places, at most 64.
+        k: u32,
+    }
+}

@@ -1,0 +1,66 @@
+// The KV cache's types. A row is one head of one cell; the row of (cell, head) starts at byte
+// (cell * n_head + head) * kv_row_bytes(type, head_dim).
+//   f32, f16   head_dim values
+//   q8_0       blocks of 32: f16 scale d, then 32 int8 q; value = d * q. 34 bytes
+//   q4_0       blocks of 32: f16 scale d, then 16 bytes, value i in the low half of byte i, value i + 16
+//              in the high half; value = d * (q - 8). 18 bytes
+// Rows of the last two are padded with zeros up to a whole block. As ggml has them (ggml-common.h).
+const uint KV_F32 = 0;
+const uint KV_F16 = 1;
+const uint KV_Q8_0 = 2;
+const uint KV_Q4_0 = 3;
+
+const uint KV_BLOCK = 32;
+
+uint kv_row_bytes(uint type, uint head_dim) {
+    if (type == KV_F32) {
+        return head_dim * 4;
+    }
+    if (type == KV_F16) {
+        return head_dim * 2;
+    }
+    return (head_dim + KV_BLOCK - 1) / KV_BLOCK * (type == KV_Q8_0 ? 34 : 18);
+}
+
+float kv_half(uint bits) { return unpackHalf2x16(bits).x; }
+
+// Four int8 of two 16-bit words.
+vec4 kv_int8(uint lo, uint hi) {
+    int word = int(lo | hi << 16);
+    return vec4(bitfieldExtract(word, 0, 8), bitfieldExtract(word, 8, 8), bitfieldExtract(word, 16, 8),
+        word >> 24);
+}
+
+// Four 4-bit values, the low halves of four bytes.
+vec4 kv_int4(uint word) {
+    return vec4(word & 15, (word >> 8) & 15, (word >> 16) & 15, (word >> 24) & 15) - 8.0;
+}
+
+// Defines NAME(row_byte, i, out lo, out hi): values i .. i+7 (i a multiple of 8) of the row at a byte.
+// TYPE is a specialization constant. The buffer is bound three times, as vec4 V4[], uvec4 U4[] (16 bytes
+// wide for aligned types) and uint16_t U16[].
+#define KV_DECODER(NAME, TYPE, V4, U4, U16)                                                                \
+    void NAME(uint row_byte, uint i, out vec4 lo, out vec4 hi) {                                           \
+        if (TYPE == KV_F32) {                                                                              \
+            uint at = row_byte / 16 + i / 4;                                                               \
+            lo = V4[at];                                                                                   \
+            hi = V4[at + 1];                                                                               \
+        } else if (TYPE == KV_F16) {                                                                       \
+            uvec4 w = U4[row_byte / 16 + i / 8];                                                           \
+            lo = vec4(unpackHalf2x16(w.x), unpackHalf2x16(w.y));                                           \
+            hi = vec4(unpackHalf2x16(w.z), unpackHalf2x16(w.w));                                           \
+        } else if (TYPE == KV_Q8_0) {                                                                      \
+            uint block = row_byte / 2 + i / KV_BLOCK * 17;                                                 \
+            uint at = block + 1 + i % KV_BLOCK / 2;                                                        \
+            float d = kv_half(uint(U16[block]));                                                           \
+            lo = d * kv_int8(uint(U16[at]), uint(U16[at + 1]));                                            \
+            hi = d * kv_int8(uint(U16[at + 2]), uint(U16[at + 3]));                                        \
+        } else {                                                                                           \
+            uint block = row_byte / 2 + i / KV_BLOCK * 9;                                                  \
+            uint at = block + 1 + i % 16 / 2;                                                              \
+            uint half_shift = i % KV_BLOCK / 16 * 4;                                                       \
+            float d = kv_half(uint(U16[block]));                                                           \
+            lo = d * kv_int4((uint(U16[at]) | uint(U16[at + 1]) << 16) >> half_shift);                     \
+            hi = d * kv_int4((uint(U16[at + 2]) | uint(U16[at + 3]) << 16) >> half_shift);                 \
+        }                                                                                                  \
+    }

@@ -1,0 +1,16 @@
+//! Kernels on a device against the twins in `reference/`: one module per shader.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+mod expert_count;
+mod expert_sort;
+mod flash_attn;
+mod flash_attn_merge;
+mod glu;
+mod harness;
+mod kv_store;
+mod moe_combine;
+mod reference;
+mod rms_norm;
+mod rope;
+mod router;
+mod top_logits;
