@@ -2,5 +2,6 @@
 
 pub mod error;
 pub mod push;
+pub mod vk;
 
 pub use error::{Error, Result};
