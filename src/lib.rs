@@ -3,5 +3,6 @@
 pub mod error;
 pub mod exec;
 pub mod push;
+pub mod vk;
 
 pub use error::{Error, Result};

@@ -123,6 +123,53 @@ push_constants! {
         /// Clamp of `swiglu_oai`.
         limit: f32,
     }
+    /// Rows of a weight matrix as f32.
+    GetRows = "get_rows" GET_ROWS {
+        /// Address of the matrix.
+        weights: u64,
+        /// Elements of a row.
+        n: u32,
+        /// Rows wanted.
+        n_rows: u32,
+        /// Factor of all elements.
+        scale: f32,
+        /// Rows of the matrix; an id past them gives zeros.
+        n_weight_rows: u32,
+    }
+    /// Matrix product for many rows of x.
+    MulMat = "mul_mat" MUL_MAT {
+        /// Address of the matrix (dense).
+        weights: u64,
+        /// Address of u64[n_expert], the experts' matrices (grouped).
+        table: u64,
+        /// Address of f32[n], or f32[n_expert][n]; 0 = none.
+        bias: u64,
+        /// Elements of a weight row.
+        k: u32,
+        /// Weight rows.
+        n: u32,
+        /// Rows of y.
+        m: u32,
+        /// Grouped: pair q takes row q / x_div of x.
+        x_div: u32,
+    }
+    /// Matrix product for few rows of x.
+    MulMatVec = "mul_mat_vec" MUL_MAT_VEC {
+        /// Address of the matrix (dense).
+        weights: u64,
+        /// Address of u64[n_expert], the experts' matrices (grouped).
+        table: u64,
+        /// Address of f32[n], or f32[n_expert][n]; 0 = none.
+        bias: u64,
+        /// Elements of a weight row.
+        k: u32,
+        /// Weight rows.
+        n: u32,
+        /// Rows of y.
+        m: u32,
+        /// Grouped: pair q takes row q / x_div of x.
+        x_div: u32,
+    }
 }
 
 push_constants! {

@@ -1,0 +1,12 @@
+// The 16 values of IQ4_NL and IQ4_XS:
+//   -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113
+// as bytes of four words, picked by selection: an indexed array would live in memory.
+void iq4_scale8(uvec2 q, float d, out float w[8]) {
+    const uvec4 VALUES = uvec4(0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535);
+    [[unroll]] for (uint i = 0; i < 8; i++) {
+        uint n = q[i / 4] >> (i % 4 * 8);
+        uvec2 half8 = (n & 8) == 0 ? VALUES.xy : VALUES.zw;
+        uint four = (n & 4) == 0 ? half8.x : half8.y;
+        w[i] = d * float(int(four << (24 - (n & 3) * 8)) >> 24);
+    }
+}

@@ -1,0 +1,11 @@
+// Scale and minimum of 32 elements of a Q4_K or Q5_K block, multiplied by d and dmin. The block's head
+// is f16 d, f16 dmin, u8 scales[12]: 8 scales and 8 minima of 6 bits. Those of j < 4 are the low 6 bits
+// of bytes j and 4 + j. For j >= 4 byte 4 + j holds the low nibbles, the upper bits are the top bits of
+// bytes j - 4 and j.
+vec2 scale_min_k4(uvec4 head, uint j) {
+    uvec3 s = head.yzw >> ((j & 3) * 8);
+    uvec2 first = s.xy & 63;
+    uvec2 second = (uvec2(s.z, s.z >> 4) & 15) | ((s.xy >> 2) & 48);
+    ivec2 both = ivec2(mix(second, first, bvec2(j < 4)));
+    return unpackHalf2x16(head.x) * vec2(both);
+}

@@ -1,0 +1,64 @@
+// Weights of the permutation's type. `#include "quant.glsl"` means quant/<type>.glsl, which defines
+//   const uint QUANT_BLOCK   elements of a block (1 for float types)
+//   const uint QUANT_BYTES   bytes of a block
+//   void decode8(uint64_t row, uint k, out float w[8])
+//                            elements k..k+7, k a multiple of 8, of the row that starts at address `row`
+// Blocks are those of ggml. Row starts are aligned as blocks are, at most to 16. A decoder may read up
+// to 64 bytes past the row: weight buffers are padded by that. Float types have rows of any length,
+// there the caller discards the elements past the row's end by selection, for they may be NaN.
+//
+// Loads are few, aligned and up to 16 bytes wide: lavapipe runs each as a loop over the lanes, and
+// hardware fetches whole sectors anyway. Blocks of odd sizes are read as aligned words and shifted.
+
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer U32x4 { uvec4 u; };
+layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer U32x2 { uvec2 u; };
+
+uint load_u8(uint64_t a) { return uint(U8s(a).u[0]); }
+int load_i8(uint64_t a) { return bitfieldExtract(int(load_u8(a)), 0, 8); }
+float load_half(uint64_t a) { return unpackHalf2x16(uint(U16s(a).u[0])).x; }
+vec2 load_half2(uint64_t a) { return unpackHalf2x16(U32s(a).u[0]); }
+
+// 8 bytes, by the alignment of their address.
+uvec2 load8_align8(uint64_t a) { return U32x2(a).u; }
+uvec2 load8_align4(uint64_t a) { return uvec2(U32s(a).u[0], U32s(a).u[1]); }
+uvec2 load8_align1(uint64_t a) {
+    U32s s = U32s(a & ~uint64_t(3));
+    uvec3 v = uvec3(s.u[0], s.u[1], s.u[2]);
+    uint shift = (uint(a) & 3) * 8;
+    return (v.xy >> shift) | ((v.yz << 1) << (31 - shift));
+}
+uvec2 load8_align2(uint64_t a) {
+    U32s s = U32s(a & ~uint64_t(3));
+    uvec3 v = uvec3(s.u[0], s.u[1], s.u[2]);
+    bool odd = (uint(a) & 2) != 0;
+    return mix(v.xy, (v.xy >> 16) | (v.yz << 16), bvec2(odd));
+}
+// 8 half words.
+uvec4 load16_align2(uint64_t a) {
+    U32s s = U32s(a & ~uint64_t(3));
+    uvec4 v = uvec4(s.u[0], s.u[1], s.u[2], s.u[3]);
+    uvec4 next = uvec4(v.yzw, s.u[4]);
+    bool odd = (uint(a) & 2) != 0;
+    return mix(v, (v >> 16) | (next << 16), bvec4(odd));
+}
+
+// Bytes as numbers. By way of int: unsigned to float is a slow conversion on CPUs.
+float byte_at(uint v, uint i) { return float(int((v >> (8 * i)) & 0xff)); }
+float signed_byte_at(uint v, uint i) { return float(int(v << (24 - 8 * i)) >> 24); }
+
+// w = scale * byte + offset
+void scale8(uvec2 bytes, float scale, float offset, out float w[8]) {
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        w[i] = scale * byte_at(bytes.x, i) + offset;
+        w[i + 4] = scale * byte_at(bytes.y, i) + offset;
+    }
+}
+
+// Bit i of `bits` as bit 0 of byte i.
+uvec2 spread_bits(uint bits) {
+    return ((uvec2(bits, bits >> 4) & 0xf) * 0x00204081) & 0x01010101;
+}
+
+#include "quant.glsl"
+
+uint64_t row_bytes(uint k) { return uint64_t(k / QUANT_BLOCK * QUANT_BYTES); }

@@ -1,0 +1,12 @@
+// F16: IEEE half.
+const uint QUANT_BLOCK = 1;
+const uint QUANT_BYTES = 2;
+
+void decode8(uint64_t row, uint k, out float w[8]) {
+    uvec4 pairs = load16_align2(row + k * 2);
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        vec2 two = unpackHalf2x16(pairs[i]);
+        w[2 * i] = two.x;
+        w[2 * i + 1] = two.y;
+    }
+}

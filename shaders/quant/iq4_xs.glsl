@@ -1,0 +1,15 @@
+// IQ4_XS: f16 d, u16 scales_h, u8 scales_l[4], u8 qs[128]. 32 elements use 16 bytes of qs as in Q4_0
+// and have a scale of 6 bits: a nibble of scales_l, two bits of scales_h; w = d * (scale - 32) * values[q].
+#include "iq4.glsl"
+const uint QUANT_BLOCK = 256;
+const uint QUANT_BYTES = 136;
+
+void decode8(uint64_t row, uint k, out float w[8]) {
+    uint64_t block = row + k / 256 * 136;
+    uint e = k & 255;
+    uint j = e / 32;
+    uvec2 head = load8_align8(block);
+    uint scale = ((head.y >> (j * 4)) & 15) | (((head.x >> (16 + j * 2)) & 3) << 4);
+    float d = unpackHalf2x16(head.x).x * float(int(scale) - 32);
+    iq4_scale8(load8_align8(block + (8 + j * 16 + (e & 8))) >> ((e & 16) >> 2), d, w);
+}

@@ -1,0 +1,18 @@
+// MXFP4: u8 e, u8 qs[16]. Nibbles as in Q4_0: e2m1, sign on top; here its values are doubled
+// (0 1 2 3 4 6 8 12), hence w = 2^(e - 128) * value.
+const uint QUANT_BLOCK = 32;
+const uint QUANT_BYTES = 17;
+
+void decode8(uint64_t row, uint k, out float w[8]) {
+    uint64_t block = row + k / 32 * 17;
+    uint e = load_u8(block);
+    // The two smallest are subnormal.
+    float d = uintBitsToFloat(e < 2 ? 0x00200000 << e : (e - 1) << 23);
+    uvec2 q = load8_align1(block + (1 + (k & 8))) >> ((k & 16) >> 2);
+    [[unroll]] for (uint i = 0; i < 8; i++) {
+        uint n = q[i / 4] >> (i % 4 * 8);
+        uint four = (n & 4) == 0 ? 0x03020100 : 0x0c080604;
+        float magnitude = d * byte_at(four, n & 3);
+        w[i] = (n & 8) == 0 ? magnitude : -magnitude;
+    }
+}

@@ -1,0 +1,14 @@
+// Q2_K: u8 scales[16], u8 qs[64], f16 d, f16 dmin. 128 elements use 32 bytes of qs: bits 0..1 are
+// elements 0..31, bits 2..3 the next 32, and so on. A scale byte serves 16 elements: the low nibble
+// scales d, the high one dmin; w = d * lo * q - dmin * hi.
+const uint QUANT_BLOCK = 256;
+const uint QUANT_BYTES = 84;
+
+void decode8(uint64_t row, uint k, out float w[8]) {
+    uint64_t block = row + k / 256 * 84;
+    uint e = k & 255;
+    vec2 dm = load_half2(block + 80);
+    uint scale = load_u8(block + e / 16);
+    uvec2 q = (load8_align4(block + (16 + e / 128 * 32 + (e & 31))) >> ((e / 32 & 3) * 2)) & 0x03030303;
+    scale8(q, dm.x * float(int(scale & 15)), -dm.y * float(int(scale >> 4)), w);
+}

@@ -1,0 +1,10 @@
+// Q4_0: f16 d, u8 qs[16]. Elements 0..15 are the low nibbles, 16..31 the high ones; w = d * (q - 8).
+const uint QUANT_BLOCK = 32;
+const uint QUANT_BYTES = 18;
+
+void decode8(uint64_t row, uint k, out float w[8]) {
+    uint64_t block = row + k / 32 * 18;
+    float d = load_half(block);
+    uvec2 q = (load8_align2(block + (2 + (k & 8))) >> ((k & 16) >> 2)) & 0x0f0f0f0f;
+    scale8(q, d, -8.0 * d, w);
+}

@@ -1,0 +1,12 @@
+// Q5_0: f16 d, u32 qh, u8 qs[16]. Nibbles as in Q4_0, bit i of qh is bit 4 of element i;
+// w = d * (q - 16).
+const uint QUANT_BLOCK = 32;
+const uint QUANT_BYTES = 22;
+
+void decode8(uint64_t row, uint k, out float w[8]) {
+    uint64_t block = row + k / 32 * 22;
+    float d = load_half(block);
+    uvec2 high = spread_bits(load_u8(block + (2 + (k & 31) / 8)));
+    uvec2 q = (load8_align2(block + (6 + (k & 8))) >> ((k & 16) >> 2)) & 0x0f0f0f0f;
+    scale8(q | (high << 4), d, -16.0 * d, w);
+}

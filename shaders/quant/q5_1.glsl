@@ -1,0 +1,13 @@
+// Q5_1: f16 d, f16 m, u32 qh, u8 qs[16]. Nibbles as in Q4_1, bit i of qh is bit 4 of element i;
+// w = d * q + m.
+const uint QUANT_BLOCK = 32;
+const uint QUANT_BYTES = 24;
+
+void decode8(uint64_t row, uint k, out float w[8]) {
+    uint64_t block = row + k / 32 * 24;
+    uvec2 head = load8_align8(block);
+    vec2 dm = unpackHalf2x16(head.x);
+    uvec2 high = spread_bits(head.y >> (k & 31));
+    uvec2 q = (load8_align8(block + (8 + (k & 8))) >> ((k & 16) >> 2)) & 0x0f0f0f0f;
+    scale8(q | (high << 4), dm.x, dm.y, w);
+}

@@ -1,0 +1,15 @@
+// Q5_K: f16 d, f16 dmin, u8 scales[12], u8 qh[32], u8 qs[128]. As Q4_K; bit j of qh[l] is bit 4 of
+// element 32 j + l.
+#include "scale_min_k4.glsl"
+const uint QUANT_BLOCK = 256;
+const uint QUANT_BYTES = 176;
+
+void decode8(uint64_t row, uint k, out float w[8]) {
+    uint64_t block = row + k / 256 * 176;
+    uint e = k & 255;
+    uint l = e & 31;
+    vec2 dm = scale_min_k4(U32x4(block).u, e / 32);
+    uvec2 high = (load8_align8(block + (16 + l)) >> (e / 32)) & 0x01010101;
+    uvec2 q = (load8_align8(block + (48 + e / 64 * 32 + l)) >> ((e & 32) >> 3)) & 0x0f0f0f0f;
+    scale8(q | (high << 4), dm.x, -dm.y, w);
+}

@@ -1,0 +1,14 @@
+// Q6_K: u8 ql[128], u8 qh[64], i8 scales[16], f16 d. 128 elements use 64 bytes of ql (low nibbles
+// are elements 0..63, high ones 64..127) and 32 bytes of qh (two bits for each 32 elements); a scale
+// for 16 elements; w = d * scale * (q - 32).
+const uint QUANT_BLOCK = 256;
+const uint QUANT_BYTES = 210;
+
+void decode8(uint64_t row, uint k, out float w[8]) {
+    uint64_t block = row + k / 256 * 210;
+    uint e = k & 255;
+    float d = load_half(block + 208) * float(load_i8(block + (192 + e / 16)));
+    uvec2 low = load8_align2(block + (e / 128 * 64 + (e & 63))) >> ((e & 64) >> 4);
+    uvec2 high = load8_align2(block + (128 + e / 128 * 32 + (e & 31))) >> ((e / 32 & 3) * 2);
+    scale8((low & 0x0f0f0f0f) | ((high & 0x03030303) << 4), d, -32.0 * d, w);
+}

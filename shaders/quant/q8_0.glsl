@@ -1,0 +1,13 @@
+// Q8_0: f16 d, i8 qs[32]; w = d * q.
+const uint QUANT_BLOCK = 32;
+const uint QUANT_BYTES = 34;
+
+void decode8(uint64_t row, uint k, out float w[8]) {
+    uint64_t block = row + k / 32 * 34;
+    float d = load_half(block);
+    uvec2 q = load8_align2(block + (2 + (k & 31)));
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        w[i] = d * signed_byte_at(q.x, i);
+        w[i + 4] = d * signed_byte_at(q.y, i);
+    }
+}

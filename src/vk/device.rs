@@ -1,0 +1,352 @@
+//! A device with its queues, allocator and pipeline cache; submitting and waiting.
+#![allow(unsafe_code, reason = "creates the VkDevice and its allocator, submits to queues")]
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ash::vk;
+
+use super::barrier;
+pub use super::cache::CacheFile;
+use super::cache::PipelineCache;
+use super::command::Commands;
+use super::debug;
+use super::features::Features;
+use super::info::{self, DeviceInfo, DeviceKind, Heap};
+use super::instance::{Instance, Validation};
+use super::lanes::{CopyQueue, Lane, LanePlan, QueueId, plan_lanes};
+use super::lock;
+use super::raw::RawDevice;
+use super::retire::{Garbage, LaneValues, PooledCommands, Retired};
+use super::timeline::{Point, Timeline};
+use crate::{Error, Result};
+
+/// How to open a device.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceOptions {
+    /// Where the copy lane runs; `None`: the table in `plan_lanes` decides.
+    pub copy_queue: Option<CopyQueue>,
+    /// How long [`Device::wait`] waits; `None`: 60 s, and an hour on a CPU that plays GPU.
+    pub wait_limit: Option<Duration>,
+    /// Where compiled pipelines are kept.
+    pub cache: CacheFile,
+}
+
+/// An open device. Its objects hold an `Arc` of it.
+pub struct Device {
+    // The order of the fields is the order of destruction: the first waits for the queues.
+    retired: Retired,
+    lanes: [LaneState; Lane::ALL.len()],
+    cache: PipelineCache,
+    allocator: Arc<vk_mem::Allocator>,
+    raw: Arc<RawDevice>,
+    info: DeviceInfo,
+    plan: LanePlan,
+    wait_limit: Duration,
+    instance: Arc<Instance>,
+}
+
+/// A lane: its queue, which another lane may share, and its timeline.
+struct LaneState {
+    queue: Arc<Mutex<vk::Queue>>,
+    flags: vk::QueueFlags,
+    timeline: Timeline,
+    /// The last value submitted. Held during a submission, so that values ascend.
+    submitted: Mutex<u64>,
+}
+
+impl Device {
+    /// Opens a device that `instance` listed.
+    pub fn open(
+        instance: &Arc<Instance>,
+        info: &DeviceInfo,
+        options: DeviceOptions,
+    ) -> Result<Arc<Self>> {
+        if !info.missing.is_empty() {
+            let missing = info.missing.join(", ");
+            return Err(Error::NoDevice(format!("{} lacks {missing}", info.name)));
+        }
+        let plan = plan_lanes(info, options.copy_queue)?;
+        let raw = Arc::new(create(instance, info, &plan)?);
+        debug::name(&raw, raw.vk().handle(), "device");
+        let allocator = Arc::new(create_allocator(instance, info, &raw)?);
+        let lanes = open_lanes(&raw, info, &plan)?;
+        let cache = PipelineCache::open(&raw, info, &options.cache)?;
+        let default_limit = match info.kind {
+            DeviceKind::Cpu => Duration::from_secs(3600),
+            _ => Duration::from_secs(60),
+        };
+        log::debug!("{}: {plan:?}", info.name);
+        Ok(Arc::new(Self {
+            retired: Retired::new(&raw, &allocator),
+            lanes,
+            cache,
+            allocator,
+            raw,
+            info: info.clone(),
+            plan,
+            wait_limit: options.wait_limit.unwrap_or(default_limit),
+            instance: instance.clone(),
+        }))
+    }
+
+    /// What was asked when the device was listed; budgets are of then.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// The instance.
+    pub fn instance(&self) -> &Arc<Instance> {
+        &self.instance
+    }
+
+    /// The queues of the lanes.
+    pub fn lane_plan(&self) -> LanePlan {
+        self.plan
+    }
+
+    /// The heaps and their budgets, now.
+    pub fn memory_budget(&self) -> Vec<Heap> {
+        let budget = self.info.optional.memory_budget;
+        let mut heaps = info::heaps(self.instance.raw(), self.info.physical, budget);
+        if !budget && let Ok(own) = self.allocator.get_heap_budgets() {
+            for (heap, own) in heaps.iter_mut().zip(own) {
+                heap.usage_bytes = own.usage;
+            }
+        }
+        heaps
+    }
+
+    /// The timeline of a lane.
+    pub fn timeline(&self, lane: Lane) -> &Timeline {
+        &self.lane(lane).timeline
+    }
+
+    /// Submits recorded commands to a lane, which start once `waits` are reached (all earlier work
+    /// of those lanes, its memory writes included). The result is reached once they are done.
+    ///
+    /// Submissions to one lane start in order but overlap: commands that use what an earlier
+    /// submission of the same lane wrote begin with [`Recorder::barrier`](super::Recorder::barrier).
+    /// Submit producers before consumers: lanes may share a queue.
+    pub fn submit(&self, lane: Lane, commands: &[&Commands], waits: &[Point]) -> Result<Point> {
+        let state = self.lane(lane);
+        let buffers: Vec<_> = commands
+            .iter()
+            .map(|commands| {
+                vk::CommandBufferSubmitInfo::default().command_buffer(commands.begin_submit(lane))
+            })
+            .collect();
+        let waits: Vec<_> = waits.iter().map(|point| self.wait_info(lane, *point)).collect();
+
+        let mut submitted = lock(&state.submitted);
+        let value = *submitted + 1;
+        let signals = [vk::SemaphoreSubmitInfo::default()
+            .semaphore(state.timeline.semaphore())
+            .value(value)
+            .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
+        let submit = vk::SubmitInfo2::default()
+            .command_buffer_infos(&buffers)
+            .wait_semaphore_infos(&waits)
+            .signal_semaphore_infos(&signals);
+        let queue = lock(&state.queue);
+        // SAFETY: the queue is locked; the command buffers' owners destroy them, and what they use,
+        // through `Retired`, after the point that this submission signals.
+        unsafe { self.raw.vk().queue_submit2(*queue, &[submit], vk::Fence::null()) }.map_err(
+            |result| self.raw.error(format!("submit {value} to {}", lane.name()), result),
+        )?;
+        *submitted = value;
+        drop(queue);
+        drop(submitted);
+
+        self.collect();
+        Ok(Point { lane, value })
+    }
+
+    /// Waits for a point within the device's limit. `what` names it in errors: "layer 3".
+    pub fn wait(&self, point: Point, what: &str) -> Result<()> {
+        self.wait_within(point, what, self.wait_limit)
+    }
+
+    /// As [`Self::wait`], with a limit of its own.
+    pub fn wait_within(&self, point: Point, what: &str, limit: Duration) -> Result<()> {
+        self.timeline(point.lane).wait(point.value, what, limit)?;
+        self.collect();
+        Ok(())
+    }
+
+    /// Whether a point is reached, without waiting.
+    pub fn is_reached(&self, point: Point) -> Result<bool> {
+        self.timeline(point.lane).is_reached(point.value)
+    }
+
+    /// Waits until nothing that was submitted is left.
+    pub fn wait_all(&self, what: &str) -> Result<()> {
+        for (lane, value) in Lane::ALL.into_iter().zip(self.submitted()) {
+            self.wait(Point { lane, value }, what)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the device is gone; then every further call fails.
+    pub fn is_lost(&self) -> bool {
+        self.raw.is_lost()
+    }
+
+    /// Writes the pipeline cache to its file; also done when the device is closed.
+    pub fn save_pipeline_cache(&self) {
+        self.cache.save();
+    }
+
+    fn lane(&self, lane: Lane) -> &LaneState {
+        &self.lanes[lane.index()]
+    }
+
+    fn wait_info(&self, waiting: Lane, point: Point) -> vk::SemaphoreSubmitInfo<'static> {
+        vk::SemaphoreSubmitInfo::default()
+            .semaphore(self.timeline(point.lane).semaphore())
+            .value(point.value)
+            .stage_mask(self.stages(waiting))
+    }
+
+    /// The last values submitted to the lanes.
+    fn submitted(&self) -> LaneValues {
+        Lane::ALL.map(|lane| *lock(&self.lane(lane).submitted))
+    }
+
+    /// Destroys what was dropped and is no longer used.
+    pub(super) fn collect(&self) {
+        if self.retired.is_empty() {
+            return;
+        }
+        // A lost device completes nothing more; `Retired::drop` clears the list then.
+        if let (Ok(compute), Ok(copy)) =
+            (self.timeline(Lane::Compute).completed(), self.timeline(Lane::Copy).completed())
+        {
+            self.retired.collect([compute, copy]);
+        }
+    }
+
+    /// Takes a dropped object: destroyed at once if both lanes are idle, else later.
+    pub(super) fn retire(&self, garbage: Garbage) {
+        self.retired.add(self.submitted(), garbage);
+        self.collect();
+    }
+
+    pub(super) fn take_commands(&self, lane: Lane) -> Option<PooledCommands> {
+        self.retired.take_commands(lane)
+    }
+
+    pub(super) fn raw(&self) -> &RawDevice {
+        &self.raw
+    }
+
+    pub(super) fn allocator(&self) -> &vk_mem::Allocator {
+        &self.allocator
+    }
+
+    pub(super) fn cache(&self) -> &PipelineCache {
+        &self.cache
+    }
+
+    /// What the queue family of a lane can do.
+    pub(super) fn queue_flags(&self, lane: Lane) -> vk::QueueFlags {
+        self.lane(lane).flags
+    }
+
+    /// The stages in which a lane's commands touch memory.
+    pub(super) fn stages(&self, lane: Lane) -> vk::PipelineStageFlags2 {
+        barrier::stages(self.queue_flags(lane))
+    }
+}
+
+/// Creates the VkDevice with all known extensions and features that it has. Robustness stays off:
+/// it costs speed, and the kernels keep their bounds themselves.
+fn create(instance: &Instance, info: &DeviceInfo, plan: &LanePlan) -> Result<RawDevice> {
+    let queues = queue_counts(plan);
+    let priorities = [1.0f32; 2];
+    let queue_infos: Vec<_> = queues
+        .iter()
+        .map(|(&family, &count)| {
+            vk::DeviceQueueCreateInfo::default()
+                .queue_family_index(family)
+                .queue_priorities(&priorities[..count])
+        })
+        .collect();
+    let names: Vec<&CStr> = info.extensions.iter().map(|name| name.as_c_str()).collect();
+    let name_pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
+    let mut optional = info.optional;
+    if instance.validation() != Validation::GpuAssisted {
+        (optional.fragment_stores, optional.vertex_stores) = (false, false);
+    }
+    let mut features = Features::to_enable(&optional);
+    let mut features = features.link(&names);
+    let create = vk::DeviceCreateInfo::default()
+        .queue_create_infos(&queue_infos)
+        .enabled_extension_names(&name_pointers)
+        .push_next(&mut features);
+    // SAFETY: `info` came from this instance, which the new device's owner keeps; extensions and
+    // features are ones that it has.
+    let device = unsafe { instance.raw().create_device(info.physical, &create, None) }
+        .map_err(|result| Error::Vulkan { action: format!("open {}", info.name), result })?;
+    let debug_utils = instance.has_debug_utils();
+    let fault = info.optional.device_fault;
+    Ok(RawDevice::new(instance.raw(), device, &info.name, debug_utils, fault))
+}
+
+/// How many queues of each family the plan uses: at most two.
+fn queue_counts(plan: &LanePlan) -> BTreeMap<u32, usize> {
+    let mut counts = BTreeMap::new();
+    for QueueId { family, index } in [plan.compute, plan.copy] {
+        let count = counts.entry(family).or_insert(0);
+        *count = (index as usize + 1).max(*count);
+    }
+    counts
+}
+
+fn create_allocator(
+    instance: &Instance,
+    info: &DeviceInfo,
+    raw: &RawDevice,
+) -> Result<vk_mem::Allocator> {
+    use vk_mem::AllocatorCreateFlags as Flags;
+    let mut create = vk_mem::AllocatorCreateInfo::new(instance.raw(), raw.vk(), info.physical);
+    create.vulkan_api_version = vk::API_VERSION_1_3;
+    create.flags = Flags::BUFFER_DEVICE_ADDRESS;
+    create.flags.set(Flags::EXT_MEMORY_BUDGET, info.optional.memory_budget);
+    create.flags.set(Flags::EXT_MEMORY_PRIORITY, info.optional.memory_priority);
+    // SAFETY: the owner of the allocator keeps the device and, after it, the instance.
+    unsafe { vk_mem::Allocator::new(create) }
+        .map_err(|result| raw.error("create the memory allocator", result))
+}
+
+/// Makes the lanes; those on the same queue share its lock.
+fn open_lanes(
+    raw: &Arc<RawDevice>,
+    info: &DeviceInfo,
+    plan: &LanePlan,
+) -> Result<[LaneState; Lane::ALL.len()]> {
+    let compute = open_queue(raw, plan.compute, "queue.compute");
+    let copy = match plan.copy == plan.compute {
+        true => compute.clone(),
+        false => open_queue(raw, plan.copy, "queue.copy"),
+    };
+    let lane = |lane, queue| -> Result<LaneState> {
+        let family = info.queue_families.get(plan.queue(lane).family as usize);
+        Ok(LaneState {
+            queue,
+            flags: family.map(|family| family.flags).unwrap_or_default(),
+            timeline: Timeline::new(raw, lane)?,
+            submitted: Mutex::new(0),
+        })
+    };
+    Ok([lane(Lane::Compute, compute)?, lane(Lane::Copy, copy)?])
+}
+
+fn open_queue(raw: &RawDevice, id: QueueId, name: &str) -> Arc<Mutex<vk::Queue>> {
+    // SAFETY: the device was created with this queue, see `queue_counts`.
+    let queue = unsafe { raw.vk().get_device_queue(id.family, id.index) };
+    debug::name(raw, queue, name);
+    Arc::new(Mutex::new(queue))
+}

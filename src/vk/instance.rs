@@ -1,0 +1,381 @@
+//! The Vulkan instance: loader, validation layer, message counting, list of devices.
+#![allow(unsafe_code, reason = "loads Vulkan and calls instance-level functions")]
+
+use std::borrow::Cow;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ash::{ext, khr, vk};
+
+use super::info::{self, DeviceInfo};
+use super::lock;
+use crate::{Error, Result};
+
+const LAYER: &CStr = c"VK_LAYER_KHRONOS_validation";
+const INSTALL: &str = "install a Vulkan driver and the loader (Debian, Ubuntu: `mesa-vulkan-drivers` or \
+     NVIDIA's driver, and `libvulkan1`; Windows: the vendor's graphics driver)";
+
+/// Messages that are not our bugs: (part of the message id's name, why).
+const ALLOWED: &[(&str, &str)] = &[(
+    "UNASSIGNED-VkSemaphore-state-timeout",
+    "false report of GPU-assisted validation up to layer 1.3.239 on every vkWaitSemaphores; \
+     can go with the last layer older than 1.3.296",
+)];
+
+/// Which checks of the validation layer run. One at a time, as the layer's authors advise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Validation {
+    /// None: no layer is loaded.
+    #[default]
+    Off,
+    /// Valid usage: parameters, lifetimes, states.
+    Core,
+    /// Hazards: missing barriers and semaphore waits.
+    Sync,
+    /// Accesses of shaders outside their buffers and addresses.
+    GpuAssisted,
+}
+
+impl Validation {
+    /// What the variable `VKMOE_VALIDATION` asks for: `core`, `sync`, `gpu`, or nothing.
+    pub fn from_env() -> Result<Self> {
+        match std::env::var("VKMOE_VALIDATION").unwrap_or_default().as_str() {
+            "" | "off" | "0" => Ok(Self::Off),
+            "core" => Ok(Self::Core),
+            "sync" => Ok(Self::Sync),
+            "gpu" => Ok(Self::GpuAssisted),
+            other => Err(Error::usage(
+                "VKMOE_VALIDATION",
+                format!("`{other}` is none of core, sync, gpu, off"),
+            )),
+        }
+    }
+}
+
+/// How to make an [`Instance`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InstanceOptions {
+    /// Checks to run; with [`Validation::Off`] the variable `VKMOE_VALIDATION` decides.
+    pub validation: Validation,
+}
+
+/// A loaded Vulkan with its instance.
+pub struct Instance {
+    // The order of the fields is the order of destruction.
+    _messenger: Option<Messenger>,
+    raw: RawInstance,
+    messages: Box<Messages>,
+    validation: Validation,
+    debug_utils: bool,
+    entry: ash::Entry,
+}
+
+impl Instance {
+    /// Loads Vulkan and creates the instance.
+    pub fn new(options: InstanceOptions) -> Result<Self> {
+        let validation = match options.validation {
+            Validation::Off => Validation::from_env()?,
+            wanted => wanted,
+        };
+        let entry = load()?;
+        let extensions = Extensions::choose(&entry, validation)?;
+        let messages = Box::<Messages>::default();
+        let raw = create(&entry, validation, &extensions, &messages)?;
+        let messenger = match validation {
+            Validation::Off => None,
+            _ => Some(Messenger::new(&entry, &raw.0, &messages)?),
+        };
+        let debug_utils = extensions.has(ext::debug_utils::NAME);
+        Ok(Self { _messenger: messenger, raw, messages, validation, debug_utils, entry })
+    }
+
+    /// All devices: discrete ones first, then integrated, virtual, CPU, other; Vulkan's own order
+    /// within each kind.
+    pub fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        // SAFETY: the instance lives as long as `self`.
+        let physical = unsafe { self.raw.0.enumerate_physical_devices() }.map_err(|result| {
+            Error::NoDevice(format!("the Vulkan drivers list no device ({result}); {INSTALL}"))
+        })?;
+        let mut devices = physical
+            .into_iter()
+            .enumerate()
+            .map(|(index, device)| info::query(self, device, index))
+            .collect::<Result<Vec<_>>>()?;
+        devices.sort_by_key(|device| (device.kind, device.vulkan_index));
+        Ok(devices)
+    }
+
+    /// Warnings and errors of the validation layer so far, without the allowed ones.
+    pub fn validation_messages(&self) -> u64 {
+        self.messages.count.load(Ordering::Relaxed)
+    }
+
+    /// The first few of [`Self::validation_messages`], for a test's report.
+    pub fn validation_report(&self) -> Vec<String> {
+        lock(&self.messages.first).clone()
+    }
+
+    pub(super) fn entry(&self) -> &ash::Entry {
+        &self.entry
+    }
+
+    pub(super) fn raw(&self) -> &ash::Instance {
+        &self.raw.0
+    }
+
+    pub(super) fn has_debug_utils(&self) -> bool {
+        self.debug_utils
+    }
+
+    pub(super) fn validation(&self) -> Validation {
+        self.validation
+    }
+}
+
+/// Loads the loader and checks that it knows more than Vulkan 1.0.
+fn load() -> Result<ash::Entry> {
+    // SAFETY: loading runs the library's initializers; the Vulkan loader's have no preconditions.
+    let entry = unsafe { ash::Entry::load() }.map_err(|source| {
+        Error::NoDevice(format!("no Vulkan loader on this machine ({source}); {INSTALL}"))
+    })?;
+    // SAFETY: a global function of the library that `entry` keeps loaded.
+    let version = unsafe { entry.try_enumerate_instance_version() };
+    match version {
+        Ok(Some(_)) => Ok(entry),
+        _ => Err(Error::NoDevice(format!("the Vulkan loader is one of Vulkan 1.0; {INSTALL}"))),
+    }
+}
+
+/// The instance extensions to enable.
+struct Extensions(Vec<&'static CStr>);
+
+impl Extensions {
+    fn choose(entry: &ash::Entry, validation: Validation) -> Result<Self> {
+        let mut available = extension_names(entry, None)?;
+        let mut wanted = vec![ext::debug_utils::NAME, khr::portability_enumeration::NAME];
+        if validation != Validation::Off {
+            let of_layer = extension_names(entry, Some(LAYER)).map_err(|_| {
+                Error::usage(
+                    "VKMOE_VALIDATION",
+                    "VK_LAYER_KHRONOS_validation is not installed (Debian: \
+                     `vulkan-validationlayers`)",
+                )
+            })?;
+            // The newer of the two ways to switch checks on, if the layer knows it.
+            let newer = of_layer.iter().any(|name| name == ext::layer_settings::NAME);
+            wanted.push(match newer {
+                true => ext::layer_settings::NAME,
+                false => ext::validation_features::NAME,
+            });
+            available.extend(of_layer);
+        }
+        wanted.retain(|&name| available.iter().any(|other| other.as_ref() == name));
+        Ok(Self(wanted))
+    }
+
+    fn has(&self, name: &CStr) -> bool {
+        self.0.contains(&name)
+    }
+}
+
+/// Names of the extensions of the loader and drivers, or of a layer.
+fn extension_names(entry: &ash::Entry, layer: Option<&CStr>) -> Result<Vec<Cow<'static, CStr>>> {
+    // SAFETY: a global function of the library that `entry` keeps loaded.
+    let properties = unsafe { entry.enumerate_instance_extension_properties(layer) }
+        .map_err(|result| vulkan_error("list the instance extensions", result))?;
+    Ok(properties
+        .iter()
+        .filter_map(|property| property.extension_name_as_c_str().ok())
+        .map(|name| Cow::Owned(name.to_owned()))
+        .collect())
+}
+
+fn vulkan_error(action: &str, result: vk::Result) -> Error {
+    Error::Vulkan { action: action.into(), result }
+}
+
+/// Creates the instance with the layer's switches set.
+fn create(
+    entry: &ash::Entry,
+    validation: Validation,
+    extensions: &Extensions,
+    messages: &Messages,
+) -> Result<RawInstance> {
+    let application = vk::ApplicationInfo::default()
+        .application_name(c"vkmoe")
+        .engine_name(c"vkmoe")
+        .api_version(vk::API_VERSION_1_3);
+    let names: Vec<*const c_char> = extensions.0.iter().map(|name| name.as_ptr()).collect();
+    let layers = [LAYER.as_ptr()];
+    let enables = enabled_features(validation);
+    let mut features = vk::ValidationFeaturesEXT::default()
+        .enabled_validation_features(enables)
+        .disabled_validation_features(disabled_features(validation));
+    let switches = layer_switches(validation);
+    let settings = switches.each_ref().map(|(name, value)| layer_setting(name, value));
+    let mut settings = vk::LayerSettingsCreateInfoEXT::default().settings(&settings);
+    let mut messenger = messenger_info(messages);
+
+    let mut info = vk::InstanceCreateInfo::default()
+        .application_info(&application)
+        .enabled_extension_names(&names);
+    if extensions.has(khr::portability_enumeration::NAME) {
+        info = info.flags(vk::InstanceCreateFlags::ENUMERATE_PORTABILITY_KHR);
+    }
+    if validation != Validation::Off {
+        info = info.enabled_layer_names(&layers).push_next(&mut messenger);
+        info = match extensions.has(ext::layer_settings::NAME) {
+            true => info.push_next(&mut settings),
+            false => info.push_next(&mut features),
+        };
+    }
+    // SAFETY: everything `info` points to lives in this function, `messages` as long as the caller's
+    // instance.
+    let instance = unsafe { entry.create_instance(&info, None) }.map_err(|result| {
+        Error::NoDevice(format!("Vulkan cannot be initialized ({result}); {INSTALL}"))
+    })?;
+    Ok(RawInstance(instance))
+}
+
+/// Switches of `VK_EXT_validation_features`.
+fn enabled_features(validation: Validation) -> &'static [vk::ValidationFeatureEnableEXT] {
+    use vk::ValidationFeatureEnableEXT as Enable;
+    match validation {
+        Validation::Off | Validation::Core => &[],
+        Validation::Sync => &[Enable::SYNCHRONIZATION_VALIDATION],
+        Validation::GpuAssisted => {
+            &[Enable::GPU_ASSISTED, Enable::GPU_ASSISTED_RESERVE_BINDING_SLOT]
+        }
+    }
+}
+
+fn disabled_features(validation: Validation) -> &'static [vk::ValidationFeatureDisableEXT] {
+    match validation {
+        Validation::Off | Validation::Core => &[],
+        _ => &[vk::ValidationFeatureDisableEXT::CORE_CHECKS],
+    }
+}
+
+/// The same switches for `VK_EXT_layer_settings`.
+fn layer_switches(validation: Validation) -> [(&'static CStr, vk::Bool32); 3] {
+    let is = |which| vk::Bool32::from(validation == which);
+    [
+        (c"validate_core", is(Validation::Core)),
+        (c"validate_sync", is(Validation::Sync)),
+        (c"gpuav_enable", is(Validation::GpuAssisted)),
+    ]
+}
+
+/// ash's `values` counts bytes, Vulkan counts values: hence by hand.
+fn layer_setting<'a>(name: &'a CStr, value: &'a vk::Bool32) -> vk::LayerSettingEXT<'a> {
+    let mut setting = vk::LayerSettingEXT::default()
+        .layer_name(LAYER)
+        .setting_name(name)
+        .ty(vk::LayerSettingTypeEXT::BOOL32);
+    setting.value_count = 1;
+    setting.p_values = std::ptr::from_ref(value).cast();
+    setting
+}
+
+/// Owner of the VkInstance.
+struct RawInstance(ash::Instance);
+
+impl Drop for RawInstance {
+    fn drop(&mut self) {
+        // SAFETY: devices hold an `Arc<Instance>`, the messenger is an earlier field: all are gone.
+        unsafe { self.0.destroy_instance(None) };
+    }
+}
+
+/// What the messenger saw.
+#[derive(Default)]
+struct Messages {
+    count: AtomicU64,
+    first: Mutex<Vec<String>>,
+}
+
+impl Messages {
+    const KEPT: usize = 16;
+
+    fn add(&self, severity: vk::DebugUtilsMessageSeverityFlagsEXT, id: &str, text: &str) {
+        if let Some((_, reason)) = ALLOWED.iter().find(|(allowed, _)| id.contains(allowed)) {
+            return log::debug!("validation message {id} is allowed: {reason}");
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        match severity.contains(vk::DebugUtilsMessageSeverityFlagsEXT::ERROR) {
+            true => log::error!("validation: {id}: {text}"),
+            false => log::warn!("validation: {id}: {text}"),
+        }
+        let mut first = lock(&self.first);
+        if first.len() < Self::KEPT {
+            first.push(format!("{id}: {text}"));
+        }
+    }
+}
+
+/// Owner of the debug messenger.
+struct Messenger {
+    utils: ext::debug_utils::Instance,
+    handle: vk::DebugUtilsMessengerEXT,
+}
+
+impl Messenger {
+    fn new(entry: &ash::Entry, instance: &ash::Instance, messages: &Messages) -> Result<Self> {
+        let utils = ext::debug_utils::Instance::new(entry, instance);
+        let info = messenger_info(messages);
+        // SAFETY: `messages` is boxed in the Instance that owns this messenger, a later field.
+        let handle = unsafe { utils.create_debug_utils_messenger(&info, None) }
+            .map_err(|result| vulkan_error("create the debug messenger", result))?;
+        Ok(Self { utils, handle })
+    }
+}
+
+impl Drop for Messenger {
+    fn drop(&mut self) {
+        // SAFETY: owned here alone; the VkInstance is a later field of the owner.
+        unsafe { self.utils.destroy_debug_utils_messenger(self.handle, None) };
+    }
+}
+
+fn messenger_info(messages: &Messages) -> vk::DebugUtilsMessengerCreateInfoEXT<'static> {
+    vk::DebugUtilsMessengerCreateInfoEXT::default()
+        .message_severity(
+            vk::DebugUtilsMessageSeverityFlagsEXT::WARNING
+                | vk::DebugUtilsMessageSeverityFlagsEXT::ERROR,
+        )
+        .message_type(
+            vk::DebugUtilsMessageTypeFlagsEXT::GENERAL
+                | vk::DebugUtilsMessageTypeFlagsEXT::VALIDATION
+                | vk::DebugUtilsMessageTypeFlagsEXT::PERFORMANCE,
+        )
+        .pfn_user_callback(Some(on_message))
+        .user_data(std::ptr::from_ref(messages).cast_mut().cast())
+}
+
+/// Counts and logs. Messages of type GENERAL come from the loader (drivers that it skipped, its
+/// "terminator" notes), not from checks of our calls: they are logged only.
+unsafe extern "system" fn on_message(
+    severity: vk::DebugUtilsMessageSeverityFlagsEXT,
+    types: vk::DebugUtilsMessageTypeFlagsEXT,
+    data: *const vk::DebugUtilsMessengerCallbackDataEXT<'_>,
+    user: *mut c_void,
+) -> vk::Bool32 {
+    // SAFETY: `user` is the `Messages` that the Instance owns longer than its messenger.
+    let messages = unsafe { user.cast::<Messages>().as_ref() };
+    // SAFETY: Vulkan passes a valid pointer for the time of the call.
+    let data = unsafe { data.as_ref() };
+    if let (Some(messages), Some(data)) = (messages, data) {
+        // SAFETY: the id is a C string or null, valid for the time of the call.
+        let id = unsafe { data.message_id_name_as_c_str() }.unwrap_or_default().to_string_lossy();
+        // SAFETY: as the id.
+        let text = unsafe { data.message_as_c_str() }.unwrap_or_default().to_string_lossy();
+        match types.contains(vk::DebugUtilsMessageTypeFlagsEXT::GENERAL)
+            && !id.contains("UNASSIGNED")
+        {
+            true => log::debug!("Vulkan loader: {text}"),
+            false => messages.add(severity, &id, &text),
+        }
+    }
+    vk::FALSE
+}

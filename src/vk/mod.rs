@@ -1,0 +1,49 @@
+//! The Vulkan base: everything that touches a driver, and nothing that knows a model.
+//!
+//! Reading order: [`instance`] finds the devices that [`info`] describes and [`choose`] picks from;
+//! [`lanes`] maps the two logical lanes to queues; [`device`] owns allocator, queues and the list of
+//! things to destroy later ([`retire`]); [`memory`], [`pipeline`], [`query`] are the objects;
+//! [`command`] records with them, [`barrier`] being the only barrier; [`timeline`] says when
+//! submitted work is done.
+//!
+//! Rules of this zone: one `unsafe` operation a block, with a `// SAFETY:` line that names the
+//! owner of every handle and the timeline point after which it may go; every object is RAII and has
+//! a debug name; an object that is dropped while the device may still use it is destroyed once both
+//! lanes passed the last submission made before the drop.
+
+mod barrier;
+mod cache;
+mod choose;
+mod command;
+mod debug;
+mod device;
+mod features;
+mod info;
+mod instance;
+mod lanes;
+mod memory;
+mod pipeline;
+mod query;
+mod raw;
+mod retire;
+mod timeline;
+
+pub use choose::{choose, visible_devices};
+pub use command::{Binding, Commands, Recorder, Region, Replay};
+pub use device::{CacheFile, Device, DeviceOptions};
+pub use info::{
+    DeviceInfo, DeviceKind, Heap, Limits, MatrixShape, Optional, QueueFamily, SubgroupSizes, Vendor,
+};
+pub use instance::{Instance, InstanceOptions, Validation};
+pub use lanes::{CopyQueue, Lane, LanePlan, QueueId, plan_lanes};
+pub use memory::{Buffer, MemoryKind};
+pub use pipeline::{MAX_BINDINGS, MAX_PUSH_BYTES, Pipeline, PipelineInfo, Subgroups};
+pub use query::QueryPool;
+pub use timeline::{Point, Timeline};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks, also after a panic of another thread: what our mutexes guard is valid at every step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
