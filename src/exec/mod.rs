@@ -1,13 +1,4 @@
-//! Runs graphs on a device. Reading order: [`residency`] (where weights are), [`kv`] (the cache),
-//! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`kernels`] (pipelines), [`pace`] (how
-//! much goes into one submission), [`run`] (recording, submitting, reading back).
+//! From operations to dispatches: grids and tile sizes, chosen by pure functions of shapes.
 
 pub mod attention;
 pub mod grid;
-pub mod kernels;
-pub mod kv;
-pub mod lower;
-pub mod pace;
-pub mod residency;
-pub mod run;
-pub mod tuning;
