@@ -6,8 +6,19 @@
 //! [`sampler`] turn text into tokens and logits into the next one. [`cli`] and [`cmd`] are the program.
 
 pub mod error;
-pub mod exec;
+
+pub mod gguf;
+pub mod model;
+pub mod graph;
+pub mod plan;
 pub mod push;
+pub mod exec;
 pub mod vk;
+pub mod engine;
+pub mod tokenizer;
+pub mod sampler;
+pub mod progress;
+pub mod cli;
+pub mod cmd;
 
 pub use error::{Error, Result};

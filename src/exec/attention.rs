@@ -44,7 +44,9 @@ impl AttentionShape {
         let powers = |from: u32, to: u32| (from.ilog2()..=to.ilog2()).map(|e| 1 << e);
         let most_rows = self.rows.max(1).next_power_of_two().min(MAX_ROWS);
         powers(MIN_KEYS, MAX_KEYS)
-            .flat_map(|keys| powers(1, most_rows).map(move |rows| AttentionTile { rows, keys, local_size }))
+            .flat_map(|keys| {
+                powers(1, most_rows).map(move |rows| AttentionTile { rows, keys, local_size })
+            })
             .filter(|tile| self.shared_bytes(*tile) <= SHARED_BYTES)
             .max_by_key(|tile| (tile.rows * tile.keys, tile.keys))
             .unwrap_or(AttentionTile { rows: 1, keys: MIN_KEYS, local_size })

@@ -1,4 +1,14 @@
-//! From operations to dispatches: grids and tile sizes, chosen by pure functions of shapes.
+//! Runs graphs on a device. Reading order: [`residency`] (where weights are), [`kv`] (the cache),
+//! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`attention`] and [`grid`], [`kernels`]
+//! (pipelines), [`pace`] (how much goes into one submission), [`run`] (recording, submitting, reading
+//! back).
 
+pub mod residency;
+pub mod kv;
+pub mod lower;
+pub mod tuning;
 pub mod attention;
 pub mod grid;
+pub mod kernels;
+pub mod pace;
+pub mod run;

@@ -38,7 +38,9 @@ struct Case {
 
 #[test]
 fn head_sizes() {
-    for head in [(32, 32), (40, 40), (64, 64), (72, 72), (80, 80), (128, 128), (256, 256), (192, 128)] {
+    for head in
+        [(32, 32), (40, 40), (64, 64), (72, 72), (80, 80), (128, 128), (256, 256), (192, 128)]
+    {
         check(Case { head, n_kv: 77, ..PLAIN });
         check(Case { head, n_kv: 77, n_splits: 2, ..PLAIN });
     }
@@ -112,7 +114,8 @@ impl Case {
     fn data(&self) -> Data {
         let mut random = Random((self.head.0 + self.n_kv) as u64);
         let mut cache = |kv: KvType, head_dim: usize, size: f32| -> Vec<u8> {
-            let mut head = || -> Vec<f32> { random.units(head_dim).iter().map(|v| v * size).collect() };
+            let mut head =
+                || -> Vec<f32> { random.units(head_dim).iter().map(|v| v * size).collect() };
             (0..self.n_kv * self.heads.1).flat_map(|_| kv.encode(&head())).collect()
         };
         let keys = cache(self.types.0, self.head.0, 2.0);
@@ -120,7 +123,11 @@ impl Case {
         Data {
             keys,
             values,
-            q: random.units(self.n_tokens * self.heads.0 * self.head.0).iter().map(|v| v * 2.0).collect(),
+            q: random
+                .units(self.n_tokens * self.heads.0 * self.head.0)
+                .iter()
+                .map(|v| v * 2.0)
+                .collect(),
             sinks: random.units(self.heads.0),
             positions: (self.n_kv - self.n_tokens..self.n_kv).map(|p| p as u32).collect(),
         }
@@ -190,13 +197,18 @@ impl Case {
 fn check(case: Case) {
     let data = case.data();
     let decode = |kv: KvType, bytes: &[u8], head_dim: usize| -> Vec<f32> {
-        bytes.chunks_exact(kv.row_bytes(head_dim)).flat_map(|row| kv.decode(row, head_dim)).collect()
+        bytes
+            .chunks_exact(kv.row_bytes(head_dim))
+            .flat_map(|row| kv.decode(row, head_dim))
+            .collect()
     };
     let keys = decode(case.types.0, &data.keys, case.head.0);
     let values = decode(case.types.1, &data.values, case.head.1);
     let found = case.run(&data);
     let attention = case.attention();
-    for (row, (q, found)) in data.q.chunks_exact(case.head.0).zip(found.chunks_exact(case.head.1)).enumerate() {
+    for (row, (q, found)) in
+        data.q.chunks_exact(case.head.0).zip(found.chunks_exact(case.head.1)).enumerate()
+    {
         let (token, head) = (row / case.heads.0, row % case.heads.0);
         let position = data.positions[token] as usize;
         let sink = case.sinks.then(|| data.sinks[head]);
