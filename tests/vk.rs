@@ -244,7 +244,12 @@ fn round_trip(device: &Arc<Device>) {
         assert_eq!((filled.value, point.value), (u64::from(round) + 1, u64::from(round) + 1));
         device.wait(point, "the round trip").unwrap();
         let expected: Vec<u32> = words.iter().map(|word| word * 3 + 5).collect();
-        assert_eq!(read_words(&result), expected, "round {round}");
+        let found = read_words(&result);
+        let wrong = (0..N as usize).find(|&i| found[i] != expected[i]);
+        if let Some(i) = wrong {
+            let report = device.instance().validation_report();
+            panic!("round {round}: word {i} is {}, not {}; {report:#?}", found[i], expected[i]);
+        }
         done = Some(point);
     }
     let times = pool.read_ns(0..2).unwrap();
@@ -288,7 +293,36 @@ fn synchronization_validation_finds_nothing() {
 
 #[test]
 fn gpu_assisted_validation_finds_nothing() {
-    without_messages(Validation::GpuAssisted);
+    if gpu_assisted_works() {
+        without_messages(Validation::GpuAssisted);
+    }
+}
+
+/// Whether the layer is new enough; an old one must be refused in words.
+fn gpu_assisted_works() -> bool {
+    match Instance::new(InstanceOptions { validation: Validation::GpuAssisted }) {
+        Ok(_) => true,
+        Err(Error::Usage { problem, .. }) if problem.contains("from 1.3.296 on") => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn an_access_outside_a_binding_is_counted() {
+    if !gpu_assisted_works() {
+        return;
+    }
+    let device = open(Validation::GpuAssisted, CacheFile::None);
+    let buffer = |name| Buffer::new(&device, name, 4096, MemoryKind::Device).unwrap();
+    let (source, target) = (buffer("test.source"), buffer("test.target"));
+    let pipeline = scale_pipeline(&device);
+    let mut run = Recorder::new(&device, Lane::Compute, "test.outside", Replay::Once).unwrap();
+    run.keep(&source);
+    let small = Binding { buffer: &target, offset: 0, bytes: 64 };
+    run.dispatch(&pipeline, &scale_push(&source, N), &[small], UVec3::ONE, UVec3::ZERO);
+    let point = device.submit(Lane::Compute, &[&run.finish().unwrap()], &[]).unwrap();
+    device.wait(point, "the kernel").unwrap();
+    assert!(device.instance().validation_messages() > 0);
 }
 
 /// The three tests above mean something only if a mistake is counted.
@@ -322,7 +356,7 @@ fn memory_that_is_not_there_is_refused_by_name() {
     for kind in [MemoryKind::Device, MemoryKind::HostRead] {
         match Buffer::new(&device, "kv.k", all * 2, kind).err() {
             Some(Error::OutOfMemory { what, needed_bytes, .. }) => {
-                assert_eq!((what.as_str(), needed_bytes), ("kv.k", all * 2));
+                assert!(what.contains("kv.k") && needed_bytes == all * 2, "{what}");
             }
             other => panic!("{other:?}"),
         }
@@ -345,9 +379,10 @@ fn a_budget_is_kept_over_several_buffers() {
             Err(error) => Some(error),
         }
     });
-    assert!(
-        matches!(error, Some(Error::OutOfMemory { available_bytes, .. }) if available_bytes < piece)
-    );
+    match error {
+        Some(Error::OutOfMemory { available_bytes, .. }) if available_bytes < piece => {}
+        other => panic!("after {} of {piece} bytes: {other:?}, {left} left", held.len()),
+    }
 }
 
 #[test]

@@ -71,9 +71,6 @@ const OPTIONAL: &[(Field, fn(&mut Optional) -> &mut bool)] = &[
     (|f| &mut f.priority.memory_priority, |o| &mut o.memory_priority),
     (|f| &mut f.pageable.pageable_device_local_memory, |o| &mut o.pageable_device_local_memory),
     (|f| &mut f.fault.device_fault, |o| &mut o.device_fault),
-    // Only GPU-assisted validation uses these two.
-    (|f| &mut f.core.fragment_stores_and_atomics, |o| &mut o.fragment_stores),
-    (|f| &mut f.core.vertex_pipeline_stores_and_atomics, |o| &mut o.vertex_stores),
 ];
 
 /// All feature structs that the tables name.

@@ -211,8 +211,6 @@ pub struct Optional {
     pub pageable_device_local_memory: bool,
     pub external_memory_host: bool,
     pub device_fault: bool,
-    pub(super) fragment_stores: bool,
-    pub(super) vertex_stores: bool,
 }
 
 /// Parts of `VK_NV_cooperative_matrix2`.

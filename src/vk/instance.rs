@@ -16,12 +16,23 @@ const LAYER: &CStr = c"VK_LAYER_KHRONOS_validation";
 const INSTALL: &str = "install a Vulkan driver and the loader (Debian, Ubuntu: `mesa-vulkan-drivers` or \
      NVIDIA's driver, and `libvulkan1`; Windows: the vendor's graphics driver)";
 
-/// Messages that are not our bugs: (part of the message id's name, why).
-const ALLOWED: &[(&str, &str)] = &[(
-    "UNASSIGNED-VkSemaphore-state-timeout",
-    "false report of GPU-assisted validation up to layer 1.3.239 on every vkWaitSemaphores; \
-     can go with the last layer older than 1.3.296",
-)];
+/// The first layer whose GPU-assisted checks know push descriptors. 1.3.239 takes each binding for
+/// uninitialized, skips the kernel, and needs ten seconds for every wait on a timeline.
+const GPU_ASSISTED_LAYER: (u32, u32, u32) = (1, 3, 296);
+
+/// Messages that are not about our calls: (part of the id, part of the text, why).
+const ALLOWED: &[(&str, &str, &str)] = &[
+    (
+        "GPU-Assisted-Validation",
+        "Internal Warning: Setting VkPhysicalDevice",
+        "the layer tells that it lowers a limit for its own descriptors",
+    ),
+    (
+        "GPU-Assisted-Validation",
+        "Internal Warning: Forcing VkPhysicalDevice",
+        "the layer tells that it enables a feature for its own shader code",
+    ),
+];
 
 /// Which checks of the validation layer run. One at a time, as the layer's authors advise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,7 +77,6 @@ pub struct Instance {
     _messenger: Option<Messenger>,
     raw: RawInstance,
     messages: Box<Messages>,
-    validation: Validation,
     debug_utils: bool,
     entry: ash::Entry,
 }
@@ -87,7 +97,7 @@ impl Instance {
             _ => Some(Messenger::new(&entry, &raw.0, &messages)?),
         };
         let debug_utils = extensions.has(ext::debug_utils::NAME);
-        Ok(Self { _messenger: messenger, raw, messages, validation, debug_utils, entry })
+        Ok(Self { _messenger: messenger, raw, messages, debug_utils, entry })
     }
 
     /// All devices: discrete ones first, then integrated, virtual, CPU, other; Vulkan's own order
@@ -127,10 +137,6 @@ impl Instance {
     pub(super) fn has_debug_utils(&self) -> bool {
         self.debug_utils
     }
-
-    pub(super) fn validation(&self) -> Validation {
-        self.validation
-    }
 }
 
 /// Loads the loader and checks that it knows more than Vulkan 1.0.
@@ -155,13 +161,8 @@ impl Extensions {
         let mut available = extension_names(entry, None)?;
         let mut wanted = vec![ext::debug_utils::NAME, khr::portability_enumeration::NAME];
         if validation != Validation::Off {
-            let of_layer = extension_names(entry, Some(LAYER)).map_err(|_| {
-                Error::usage(
-                    "VKMOE_VALIDATION",
-                    "VK_LAYER_KHRONOS_validation is not installed (Debian: \
-                     `vulkan-validationlayers`)",
-                )
-            })?;
+            check_layer(entry, validation)?;
+            let of_layer = extension_names(entry, Some(LAYER))?;
             // The newer of the two ways to switch checks on, if the layer knows it.
             let newer = of_layer.iter().any(|name| name == ext::layer_settings::NAME);
             wanted.push(match newer {
@@ -177,6 +178,32 @@ impl Extensions {
     fn has(&self, name: &CStr) -> bool {
         self.0.contains(&name)
     }
+}
+
+/// Refuses checks that the installed layer cannot do.
+fn check_layer(entry: &ash::Entry, validation: Validation) -> Result<()> {
+    // SAFETY: a global function of the library that `entry` keeps loaded.
+    let layers = unsafe { entry.enumerate_instance_layer_properties() }
+        .map_err(|result| vulkan_error("list the layers", result))?;
+    let layer = layers.iter().find(|layer| layer.layer_name_as_c_str() == Ok(LAYER));
+    let refuse = |problem: String| Err(Error::usage("VKMOE_VALIDATION", problem));
+    let Some(layer) = layer else {
+        return refuse(format!(
+            "{} is not installed (Debian: `vulkan-validationlayers`)",
+            LAYER.to_string_lossy()
+        ));
+    };
+    let version = layer.spec_version;
+    let (major, minor) = (vk::api_version_major(version), vk::api_version_minor(version));
+    let patch = vk::api_version_patch(version);
+    if validation == Validation::GpuAssisted && (major, minor, patch) < GPU_ASSISTED_LAYER {
+        let (a, b, c) = GPU_ASSISTED_LAYER;
+        return refuse(format!(
+            "GPU-assisted validation needs a validation layer from {a}.{b}.{c} on; \
+             {major}.{minor}.{patch} is installed"
+        ));
+    }
+    Ok(())
 }
 
 /// Names of the extensions of the loader and drivers, or of a layer.
@@ -258,12 +285,14 @@ fn disabled_features(validation: Validation) -> &'static [vk::ValidationFeatureD
 }
 
 /// The same switches for `VK_EXT_layer_settings`.
-fn layer_switches(validation: Validation) -> [(&'static CStr, vk::Bool32); 3] {
+fn layer_switches(validation: Validation) -> [(&'static CStr, vk::Bool32); 4] {
     let is = |which| vk::Bool32::from(validation == which);
     [
         (c"validate_core", is(Validation::Core)),
         (c"validate_sync", is(Validation::Sync)),
         (c"gpuav_enable", is(Validation::GpuAssisted)),
+        // On by default, with a warning on every device without ray queries.
+        (c"gpuav_validate_ray_query", vk::FALSE),
     ]
 }
 
@@ -299,7 +328,8 @@ impl Messages {
     const KEPT: usize = 16;
 
     fn add(&self, severity: vk::DebugUtilsMessageSeverityFlagsEXT, id: &str, text: &str) {
-        if let Some((_, reason)) = ALLOWED.iter().find(|(allowed, _)| id.contains(allowed)) {
+        let allowed = ALLOWED.iter().find(|(of, part, _)| id.contains(of) && text.contains(part));
+        if let Some((_, _, reason)) = allowed {
             return log::debug!("validation message {id} is allowed: {reason}");
         }
         self.count.fetch_add(1, Ordering::Relaxed);
