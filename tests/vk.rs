@@ -308,21 +308,28 @@ fn gpu_assisted_works() -> bool {
 }
 
 #[test]
-fn an_access_outside_a_binding_is_counted() {
+fn an_access_outside_a_buffer_is_counted() {
     if !gpu_assisted_works() {
         return;
     }
     let device = open(Validation::GpuAssisted, CacheFile::None);
-    let buffer = |name| Buffer::new(&device, name, 4096, MemoryKind::Device).unwrap();
-    let (source, target) = (buffer("test.source"), buffer("test.target"));
+    let buffer = |name, bytes| Buffer::new(&device, name, bytes, MemoryKind::Device).unwrap();
+    let (source, target) = (buffer("test.source", 64), buffer("test.target", 4096));
     let pipeline = scale_pipeline(&device);
     let mut run = Recorder::new(&device, Lane::Compute, "test.outside", Replay::Once).unwrap();
     run.keep(&source);
-    let small = Binding { buffer: &target, offset: 0, bytes: 64 };
-    run.dispatch(&pipeline, &scale_push(&source, N), &[small], UVec3::ONE, UVec3::ZERO);
+    // Far away: the neighbours of a buffer belong to other buffers, which the layer lets pass.
+    let mut push = scale_push(&source, N);
+    push[4] ^= 0x80;
+    run.dispatch(&pipeline, &push, &[Binding::from(&target)], UVec3::ONE, UVec3::ZERO);
     let point = device.submit(Lane::Compute, &[&run.finish().unwrap()], &[]).unwrap();
     device.wait(point, "the kernel").unwrap();
-    assert!(device.instance().validation_messages() > 0);
+    // The layer reads what its code in the kernel noted at a time of its own, at the latest when the
+    // device is closed.
+    let instance = device.instance().clone();
+    drop((source, target, pipeline, device));
+    let report = instance.validation_report();
+    assert!(report.iter().any(|text| text.contains("out of bounds")), "{report:#?}");
 }
 
 /// The three tests above mean something only if a mistake is counted.
@@ -352,36 +359,16 @@ fn memory_that_is_not_there_is_refused_by_name() {
     let device = open(Validation::Off, CacheFile::None);
     let heaps = device.memory_budget();
     assert!(heaps.iter().all(|heap| heap.bytes > 0 && heap.budget_bytes > 0), "{heaps:?}");
+    // More than all memory, and (where one buffer may be so large) just more than the budget.
     let all: u64 = heaps.iter().map(|heap| heap.bytes).sum();
-    for kind in [MemoryKind::Device, MemoryKind::HostRead] {
-        match Buffer::new(&device, "kv.k", all * 2, kind).err() {
+    let left = heaps.iter().map(|heap| heap.budget_bytes.saturating_sub(heap.usage_bytes)).max();
+    for bytes in [all * 2, left.unwrap() + (64 << 20)] {
+        match Buffer::new(&device, "kv.k", bytes, MemoryKind::Device).err() {
             Some(Error::OutOfMemory { what, needed_bytes, .. }) => {
-                assert!(what.contains("kv.k") && needed_bytes == all * 2, "{what}");
+                assert!(what.contains("kv.k") && needed_bytes == bytes, "{what}");
             }
-            other => panic!("{other:?}"),
+            other => panic!("{bytes} bytes: {other:?}"),
         }
-    }
-}
-
-#[test]
-fn a_budget_is_kept_over_several_buffers() {
-    let device = open(Validation::Off, CacheFile::None);
-    let limits = device.info().limits;
-    let piece = limits.buffer_bytes.min(limits.allocation_bytes).min(1 << 30);
-    let left = device.memory_budget().iter().map(|heap| heap.budget_bytes).sum::<u64>();
-    let mut held = Vec::new();
-    let error = (0..=left / piece + 1).find_map(|n| {
-        match Buffer::new(&device, &format!("slot.{n}"), piece, MemoryKind::Device) {
-            Ok(buffer) => {
-                held.push(buffer);
-                None
-            }
-            Err(error) => Some(error),
-        }
-    });
-    match error {
-        Some(Error::OutOfMemory { available_bytes, .. }) if available_bytes < piece => {}
-        other => panic!("after {} of {piece} bytes: {other:?}, {left} left", held.len()),
     }
 }
 
