@@ -25,7 +25,8 @@ use generated::{PushField, layout};
 /// One compiled module by its name, `mul_mat_vec.q4_k`.
 pub fn module(name: &str) -> Option<ShaderModule> {
     let m = generated::MODULES.iter().find(|m| m.name == name)?;
-    let spirv = m.spirv.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+    let spirv =
+        m.spirv.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
     Some(ShaderModule { name: m.name, bindings: m.bindings, spirv })
 }
 

@@ -9,7 +9,9 @@ const WORKGROUP: u32 = 32;
 
 #[test]
 fn random_experts() {
-    for (n_expert, n_pairs, tile) in [(1u32, 1u32, 8), (3, 7, 1), (5, 130, 16), (128, 2000, 32), (512, 4097, 64)] {
+    for (n_expert, n_pairs, tile) in
+        [(1u32, 1u32, 8), (3, 7, 1), (5, 130, 16), (128, 2000, 32), (512, 4097, 64)]
+    {
         let mut random = Random(u64::from(n_pairs));
         let ids: Vec<u32> = (0..n_pairs).map(|_| random.below(n_expert)).collect();
         check(n_expert, tile, &ids);

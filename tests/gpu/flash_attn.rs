@@ -5,6 +5,7 @@ use crate::harness::{fold, gpu};
 use crate::reference::attention::Attention;
 use crate::reference::kv::{ALL, KvType};
 use crate::reference::random::Random;
+use std::time::{Duration, Instant};
 use vkmoe::exec::attention::{AttentionShape, n_splits};
 use vkmoe::push::{FlashAttn, FlashAttnMerge};
 
@@ -38,7 +39,9 @@ struct Case {
 
 #[test]
 fn head_sizes() {
-    for head in [(32, 32), (40, 40), (64, 64), (72, 72), (80, 80), (128, 128), (256, 256), (192, 128)] {
+    for head in
+        [(32, 32), (40, 40), (64, 64), (72, 72), (80, 80), (128, 128), (256, 256), (192, 128)]
+    {
         check(Case { head, n_kv: 77, ..PLAIN });
         check(Case { head, n_kv: 77, n_splits: 2, ..PLAIN });
     }
@@ -92,11 +95,36 @@ fn window_softcap_sinks() {
 }
 
 #[test]
-fn one_token_over_500_keys_is_fast() {
+fn one_token_over_500_keys() {
     for heads in [(8, 8), (8, 2)] {
         let case = Case { heads, n_kv: 500, types: (KvType::F16, KvType::F16), ..PLAIN };
-        let row_blocks = 1;
-        check(Case { n_splits: n_splits(row_blocks, heads.1 as u32, 500), ..case });
+        check(Case { n_splits: n_splits(1, heads.1 as u32, 500), ..case });
+    }
+}
+
+/// Prints times: `cargo test --test gpu -- --ignored --nocapture flash_attn::times`.
+#[test]
+#[ignore = "a measurement"]
+fn times() {
+    let f16 = (KvType::F16, KvType::F16);
+    let plain = Case { types: f16, ..PLAIN };
+    for case in [
+        Case { heads: (8, 8), n_kv: 500, n_splits: n_splits(1, 8, 500), ..plain },
+        Case { heads: (8, 2), n_kv: 500, n_splits: n_splits(1, 2, 500), ..plain },
+        Case { heads: (8, 2), n_kv: 500, ..plain },
+        Case {
+            head: (128, 128),
+            heads: (32, 4),
+            n_kv: 4096,
+            n_splits: n_splits(1, 4, 4096),
+            ..plain
+        },
+        Case { heads: (8, 2), n_tokens: 128, n_kv: 128, ..plain },
+        Case { head: (128, 128), heads: (32, 4), n_tokens: 512, n_kv: 512, ..plain },
+    ] {
+        let data = case.data();
+        let quickest = (0..20).map(|_| case.timed(&data).1).min().unwrap_or_default();
+        println!("{quickest:?} {case:?}");
     }
 }
 
@@ -112,7 +140,8 @@ impl Case {
     fn data(&self) -> Data {
         let mut random = Random((self.head.0 + self.n_kv) as u64);
         let mut cache = |kv: KvType, head_dim: usize, size: f32| -> Vec<u8> {
-            let mut head = || -> Vec<f32> { random.units(head_dim).iter().map(|v| v * size).collect() };
+            let mut head =
+                || -> Vec<f32> { random.units(head_dim).iter().map(|v| v * size).collect() };
             (0..self.n_kv * self.heads.1).flat_map(|_| kv.encode(&head())).collect()
         };
         let keys = cache(self.types.0, self.head.0, 2.0);
@@ -120,7 +149,11 @@ impl Case {
         Data {
             keys,
             values,
-            q: random.units(self.n_tokens * self.heads.0 * self.head.0).iter().map(|v| v * 2.0).collect(),
+            q: random
+                .units(self.n_tokens * self.heads.0 * self.head.0)
+                .iter()
+                .map(|v| v * 2.0)
+                .collect(),
             sinks: random.units(self.heads.0),
             positions: (self.n_kv - self.n_tokens..self.n_kv).map(|p| p as u32).collect(),
         }
@@ -139,6 +172,11 @@ impl Case {
     }
 
     fn run(&self, data: &Data) -> Vec<f32> {
+        self.timed(data).0
+    }
+
+    /// The result, and how long the device took, a submission and a wait included.
+    fn timed(&self, data: &Data) -> (Vec<f32>, Duration) {
         let gpu = gpu();
         let n_rows = self.n_tokens * self.heads.0;
         let rows = (self.n_tokens * (self.heads.0 / self.heads.1)) as u32;
@@ -171,6 +209,7 @@ impl Case {
             &partial,
         ];
         let grid = [shape.row_blocks(tile), self.heads.1 as u32, self.n_splits];
+        let start = Instant::now();
         gpu.run("flash_attn", &spec, &push, &buffers, grid);
         if self.n_splits > 1 {
             let push = FlashAttnMerge {
@@ -183,20 +222,26 @@ impl Case {
             let [x, y] = fold(push.n_rows);
             gpu.run("flash_attn_merge", &[64], &push, &[&partial, &out], [x, y, 1]);
         }
-        gpu.read(&out)
+        let took = start.elapsed();
+        (gpu.read(&out), took)
     }
 }
 
 fn check(case: Case) {
     let data = case.data();
     let decode = |kv: KvType, bytes: &[u8], head_dim: usize| -> Vec<f32> {
-        bytes.chunks_exact(kv.row_bytes(head_dim)).flat_map(|row| kv.decode(row, head_dim)).collect()
+        bytes
+            .chunks_exact(kv.row_bytes(head_dim))
+            .flat_map(|row| kv.decode(row, head_dim))
+            .collect()
     };
     let keys = decode(case.types.0, &data.keys, case.head.0);
     let values = decode(case.types.1, &data.values, case.head.1);
     let found = case.run(&data);
     let attention = case.attention();
-    for (row, (q, found)) in data.q.chunks_exact(case.head.0).zip(found.chunks_exact(case.head.1)).enumerate() {
+    for (row, (q, found)) in
+        data.q.chunks_exact(case.head.0).zip(found.chunks_exact(case.head.1)).enumerate()
+    {
         let (token, head) = (row / case.heads.0, row % case.heads.0);
         let position = data.positions[token] as usize;
         let sink = case.sinks.then(|| data.sinks[head]);

@@ -10,7 +10,9 @@ const NO_KEYS: f32 = -3.0e38;
 
 #[test]
 fn joins_splits() {
-    for (n_rows, n_head, head_v, n_splits) in [(1, 1, 32, 1), (6, 3, 40, 2), (8, 8, 64, 5), (33, 11, 256, 8)] {
+    for (n_rows, n_head, head_v, n_splits) in
+        [(1, 1, 32, 1), (6, 3, 40, 2), (8, 8, 64, 5), (33, 11, 256, 8)]
+    {
         for sinks in [false, true] {
             check(n_rows, n_head, head_v, n_splits, sinks);
         }

@@ -11,7 +11,8 @@ const UNTOUCHED: u8 = 0xa5;
 #[test]
 fn bytes_of_every_type() {
     for kv in ALL {
-        for (n_head, head_dim) in [(1, 32), (3, 40), (8, 64), (2, 72), (5, 80), (4, 128), (1, 256)] {
+        for (n_head, head_dim) in [(1, 32), (3, 40), (8, 64), (2, 72), (5, 80), (4, 128), (1, 256)]
+        {
             check(kv, n_head, head_dim, &[5, 0, 9, 4]);
         }
         let cells: Vec<u32> = (0..130).map(|i| i * 7 % 131).collect();
@@ -24,12 +25,13 @@ fn check(kv: KvType, n_head: usize, head_dim: usize, cells: &[u32]) {
     let mut random = Random(head_dim as u64 + cells.len() as u64);
     let n_cells = *cells.iter().max().unwrap() as usize + 2;
     let row_bytes = kv.row_bytes(head_dim);
-    let src: Vec<f32> = (0..cells.len() * n_head)
-        .flat_map(|row| head(&mut random, row, head_dim))
-        .collect();
+    let src: Vec<f32> =
+        (0..cells.len() * n_head).flat_map(|row| head(&mut random, row, head_dim)).collect();
     let cache = gpu.upload(&vec![UNTOUCHED; n_cells * n_head * row_bytes]);
-    let push = KvStore { n_head: n_head as u32, head_dim: head_dim as u32, n_tokens: cells.len() as u32 };
-    let row_units = if matches!(kv, KvType::F32 | KvType::F16) { head_dim } else { head_dim.div_ceil(32) };
+    let push =
+        KvStore { n_head: n_head as u32, head_dim: head_dim as u32, n_tokens: cells.len() as u32 };
+    let row_units =
+        if matches!(kv, KvType::F32 | KvType::F16) { head_dim } else { head_dim.div_ceil(32) };
     let [x, y] = fold((cells.len() * n_head * row_units).div_ceil(WORKGROUP as usize) as u32);
     let buffers = [&gpu.upload(&src), &cache, &gpu.upload(cells)];
     gpu.run("kv_store", &[WORKGROUP, kv as u32], &push, &buffers, [x, y, 1]);
@@ -40,7 +42,9 @@ fn check(kv: KvType, n_head: usize, head_dim: usize, cells: &[u32]) {
         expected[cell_row * row_bytes..][..row_bytes].copy_from_slice(&kv.encode(head));
     }
     let found = gpu.read::<u8>(&cache);
-    for (row, (f, e)) in found.chunks_exact(row_bytes).zip(expected.chunks_exact(row_bytes)).enumerate() {
+    for (row, (f, e)) in
+        found.chunks_exact(row_bytes).zip(expected.chunks_exact(row_bytes)).enumerate()
+    {
         assert_eq!(f, e, "{kv:?}, {n_head} heads of {head_dim}, row {row}");
     }
 }

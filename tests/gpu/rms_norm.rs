@@ -24,7 +24,13 @@ enum Layout {
 
 #[test]
 fn workgroup_per_row() {
-    for layout in [Layout::Apart, Layout::InPlace, Layout::Residual, Layout::ResidualToX, Layout::ResidualInPlace] {
+    for layout in [
+        Layout::Apart,
+        Layout::InPlace,
+        Layout::Residual,
+        Layout::ResidualToX,
+        Layout::ResidualInPlace,
+    ] {
         for (n, n_rows) in [(8, 1), (33, 7), (2880, 3), (4096, 2), (8192, 1)] {
             check(128, 1, n, n_rows, layout);
         }

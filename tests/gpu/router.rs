@@ -22,9 +22,18 @@ const PLAIN: Router = Router {
 fn expert_counts() {
     for gating in GATINGS {
         for norm in [false, true] {
-            for (n_expert, n_used) in
-                [(1, 1), (3, 2), (5, 5), (16, 4), (40, 40), (128, 8), (257, 3), (512, 1), (512, 10), (512, 512)]
-            {
+            for (n_expert, n_used) in [
+                (1, 1),
+                (3, 2),
+                (5, 5),
+                (16, 4),
+                (40, 40),
+                (128, 8),
+                (257, 3),
+                (512, 1),
+                (512, 10),
+                (512, 512),
+            ] {
                 let router = Router { n_expert, n_used, gating, norm, ..PLAIN };
                 let n_tokens = if n_used > 100 { 2 } else { 33 };
                 let logits = distinct_logits(n_expert, n_tokens);
@@ -39,9 +48,14 @@ fn expert_counts() {
 #[test]
 fn groups() {
     for gating in [Gating::Softmax, Gating::Sigmoid] {
-        for (n_expert, n_used, groups) in
-            [(16, 4, (4, 2)), (256, 8, (8, 4)), (40, 6, (5, 1)), (8, 2, (8, 3)), (12, 6, (1, 1)), (8, 3, (4, 1))]
-        {
+        for (n_expert, n_used, groups) in [
+            (16, 4, (4, 2)),
+            (256, 8, (8, 4)),
+            (40, 6, (5, 1)),
+            (8, 2, (8, 3)),
+            (12, 6, (1, 1)),
+            (8, 3, (4, 1)),
+        ] {
             let router = Router { n_expert, n_used, gating, groups, ..PLAIN };
             let logits = distinct_logits(n_expert, 7);
             check(&router, &logits, None);
@@ -103,7 +117,12 @@ fn distinct_logits(n_expert: usize, n_tokens: usize) -> Vec<f32> {
     (0..n_tokens).flat_map(|_| token()).collect()
 }
 
-fn run(router: &Router, logits: &[f32], bias: Option<&[f32]>, status: u32) -> (Vec<u32>, Vec<f32>, u32) {
+fn run(
+    router: &Router,
+    logits: &[f32],
+    bias: Option<&[f32]>,
+    status: u32,
+) -> (Vec<u32>, Vec<f32>, u32) {
     let gpu = gpu();
     let n_tokens = logits.len() / router.n_expert;
     let bias_buffer = gpu.upload(bias.unwrap_or_default());
@@ -131,7 +150,9 @@ fn check(router: &Router, logits: &[f32], bias: Option<&[f32]>) {
     let (ids, weights, status) = run(router, logits, bias, 0);
     assert_eq!(status, 0);
     let found = ids.chunks_exact(router.n_used).zip(weights.chunks_exact(router.n_used));
-    for (token, (logits, (ids, weights))) in logits.chunks_exact(router.n_expert).zip(found).enumerate() {
+    for (token, (logits, (ids, weights))) in
+        logits.chunks_exact(router.n_expert).zip(found).enumerate()
+    {
         let scores = router.scores(logits);
         assert_same_choice(router, &scores, bias, ids, token);
         for (slot, (w, e)) in weights.iter().zip(router.weights(&scores, ids)).enumerate() {
@@ -144,7 +165,13 @@ fn check(router: &Router, logits: &[f32], bias: Option<&[f32]>) {
 }
 
 /// The twin's ids, but that scores which f32 cannot tell apart may swap.
-fn assert_same_choice(router: &Router, scores: &[f64], bias: Option<&[f32]>, ids: &[u32], token: usize) {
+fn assert_same_choice(
+    router: &Router,
+    scores: &[f64],
+    bias: Option<&[f32]>,
+    ids: &[u32],
+    token: usize,
+) {
     let expected = router.choose(scores, bias);
     let biased = |id: u32| scores[id as usize] + bias.map_or(0.0, |b| f64::from(b[id as usize]));
     for (slot, (&f, &e)) in ids.iter().zip(&expected).enumerate() {

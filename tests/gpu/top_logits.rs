@@ -31,7 +31,8 @@ fn nan_is_never_chosen() {
     check(&[f32::NAN; 70], 70, 2);
     check(&[1.0, f32::NAN, -inf], 3, 5);
     let mut random = Random(5);
-    let row: Vec<f32> = (0..5000).map(|i| if i % 3 == 0 { f32::NAN } else { random.unit() }).collect();
+    let row: Vec<f32> =
+        (0..5000).map(|i| if i % 3 == 0 { f32::NAN } else { random.unit() }).collect();
     check(&row, 2500, 40);
 }
 

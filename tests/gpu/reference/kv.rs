@@ -43,7 +43,9 @@ impl KvType {
     pub(crate) fn decode(self, row: &[u8], head_dim: usize) -> Vec<f32> {
         let half = |at: usize| f16::from_le_bytes([row[at], row[at + 1]]).to_f32();
         let value = |i: usize| match self {
-            Self::F32 => f32::from_le_bytes([row[4 * i], row[4 * i + 1], row[4 * i + 2], row[4 * i + 3]]),
+            Self::F32 => {
+                f32::from_le_bytes([row[4 * i], row[4 * i + 1], row[4 * i + 2], row[4 * i + 3]])
+            }
             Self::F16 => half(2 * i),
             Self::Q8_0 => {
                 let at = i / BLOCK * 34;

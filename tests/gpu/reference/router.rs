@@ -24,7 +24,9 @@ pub(crate) struct Router {
 /// Largest first, of equals the lower index; `values` without NaN.
 fn descending(values: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
-    order.sort_by(|&a, &b| values[b].partial_cmp(&values[a]).unwrap_or(Ordering::Equal).then(a.cmp(&b)));
+    order.sort_by(|&a, &b| {
+        values[b].partial_cmp(&values[a]).unwrap_or(Ordering::Equal).then(a.cmp(&b))
+    });
     order
 }
 
@@ -48,10 +50,16 @@ impl Router {
 
     /// Ids in descending order of score + bias.
     pub(crate) fn choose(&self, scores: &[f64], bias: Option<&[f32]>) -> Vec<u32> {
-        let biased: Vec<f64> =
-            scores.iter().enumerate().map(|(i, s)| s + bias.map_or(0.0, |b| f64::from(b[i]))).collect();
+        let biased: Vec<f64> = scores
+            .iter()
+            .enumerate()
+            .map(|(i, s)| s + bias.map_or(0.0, |b| f64::from(b[i])))
+            .collect();
         let order = descending(&biased);
-        let in_play = |&i: &usize| self.groups.0 <= 1 || self.best_groups(&biased).contains(&(i * self.groups.0 / self.n_expert));
+        let in_play = |&i: &usize| {
+            self.groups.0 <= 1
+                || self.best_groups(&biased).contains(&(i * self.groups.0 / self.n_expert))
+        };
         let (mut chosen, rest): (Vec<usize>, Vec<usize>) = order.into_iter().partition(in_play);
         let mut rest = rest;
         rest.sort_unstable();
