@@ -3,6 +3,6 @@
 // crashes. For the same reason i must be in bounds even where the result is not used.
 float bias_at(uint64_t bias, uint i, uint64_t elsewhere) {
     bool absent = bias == 0;
-    float b = F32s(absent ? elsewhere : bias).f[absent ? 0 : i];
+    float b = F32s(absent ? elsewhere & ~uint64_t(3) : bias).f[absent ? 0 : i];
     return absent ? 0.0 : b;
 }
