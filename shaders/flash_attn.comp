@@ -15,7 +15,7 @@
 //   3 positions u32[n_tokens], 4 out [n_tokens][n_head][HEAD_V] (written when n_splits is 1), else
 //   5 partial [n_splits][n_tokens][n_head][HEAD_V + 2]: sum(exp(s - m) v), m, sum(exp(s - m)).
 // Spec constants: 1 HEAD_K, 2 HEAD_V (multiples of 8), 3 K_TYPE, 4 V_TYPE, 5 BR, 6 BC (powers of 2, BC at
-// least 8). src/exec/attention.rs chooses them.
+// least 8), 7 HAS_SINKS. src/exec/attention.rs chooses them.
 // Grid: x = blocks of BR of the n_tokens * G rows, y = kv head, z = split: an equal run of whole tiles.
 layout(constant_id = 1) const uint HEAD_K = 64;
 layout(constant_id = 2) const uint HEAD_V = 64;
@@ -23,6 +23,7 @@ layout(constant_id = 3) const uint K_TYPE = KV_F16;
 layout(constant_id = 4) const uint V_TYPE = KV_F16;
 layout(constant_id = 5) const uint BR = 8;
 layout(constant_id = 6) const uint BC = 32;
+layout(constant_id = 7) const bool HAS_SINKS = false;
 layout(push_constant, scalar) uniform Push {
     uint64_t sinks; // f32[n_head]; 0 = none
     uint n_tokens;
@@ -239,7 +240,7 @@ void store_row(uint r, uint row, uint group, uint d, vec4 o) {
     float m = row_max[r];
     float sum = row_sum[r];
     if (p.n_splits == 1) {
-        if (p.sinks != 0) {
+        if (HAS_SINKS) {
             float sink = F32s(p.sinks).f[head];
             float top = max(m, sink);
             o *= exp(m - top);

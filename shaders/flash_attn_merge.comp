@@ -3,7 +3,9 @@
 // Joins the splits of flash_attn: out = sum(exp(m_s - M) o_s) / (sum(exp(m_s - M) l_s) [+ exp(sink - M)]).
 // A split without keys has l = 0 and an m below every score.
 // Bindings: 0 partial [n_splits][n_rows][head_v + 2]: o, m, l; 1 out [n_rows][head_v].
+// Spec constants: 1 HAS_SINKS.
 // Grid: one item per row.
+layout(constant_id = 1) const bool HAS_SINKS = false;
 layout(push_constant, scalar) uniform Push {
     uint64_t sinks; // f32[n_head]; 0 = none
     uint n_rows; // n_tokens * n_head
@@ -26,7 +28,7 @@ void main() {
         top = max(top, partial[s * p.n_rows * stride + m_at]);
     }
     float sum = 0.0;
-    if (p.sinks != 0) {
+    if (HAS_SINKS) {
         float sink = F32s(p.sinks).f[row % p.n_head];
         top = max(top, sink);
         sum = exp(sink - top);

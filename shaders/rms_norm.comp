@@ -5,10 +5,11 @@
 // Bindings: 0 x [n_rows][n], 1 y likewise, 2 residual, 3 sum (both only with HAS_RESIDUAL: s is stored).
 // y may be x when there is no residual; sum may be x or residual.
 // Spec constants: 1 HAS_RESIDUAL; 2 ROWS_PER_GROUP: 1 = the workgroup shares a row (long rows), more =
-// each row is one subgroup's (short ones: heads).
+// each row is one subgroup's (short ones: heads); 3 HAS_WEIGHT.
 // Grid: one item per ROWS_PER_GROUP rows.
 layout(constant_id = 1) const bool HAS_RESIDUAL = false;
 layout(constant_id = 2) const uint ROWS_PER_GROUP = 1;
+layout(constant_id = 3) const bool HAS_WEIGHT = false;
 layout(push_constant, scalar) uniform Push {
     uint64_t weight; // f32[n]; 0 = none
     uint n;
@@ -40,7 +41,7 @@ void store_part(uint row, float squares, uint first, uint step) {
     F32s weight = F32s(p.weight);
     for (uint i = first; i < p.n; i += step) {
         float s = HAS_RESIDUAL ? sum[row * p.n + i] : x[row * p.n + i];
-        y[row * p.n + i] = p.weight == 0 ? s * norm : s * norm * weight.f[i];
+        y[row * p.n + i] = HAS_WEIGHT ? s * norm * weight.f[i] : s * norm;
     }
 }
 

@@ -9,10 +9,11 @@
 // part. A token with a NaN logit gets the experts 0..n_used, and the first such layer is reported.
 // Bindings: 0 logits [n_tokens][n_expert], 1 ids u32[n_tokens][n_used], 2 weights likewise,
 //   3 status u32[1]: 0, or the layer with a NaN + 1.
-// Spec constants: 1 GATING, 2 NORM.
+// Spec constants: 1 GATING, 2 NORM, 3 HAS_BIAS.
 // Grid: one item per token. The workgroup is best one subgroup: no barrier is needed then.
 layout(constant_id = 1) const uint GATING = 0;
 layout(constant_id = 2) const bool NORM = false;
+layout(constant_id = 3) const bool HAS_BIAS = false;
 layout(push_constant, scalar) uniform Push {
     uint64_t bias; // f32[n_expert]; 0 = none
     uint n_expert; // <= MAX_EXPERTS
@@ -30,7 +31,7 @@ layout(binding = 2, scalar) writeonly buffer Weights { float weights[]; };
 layout(binding = 3, scalar) buffer Status { uint status[]; };
 
 const uint MAX_EXPERTS = 512;
-shared float score[MAX_EXPERTS];  // after the choice of a slot: chosen_score[slot] is kept apart
+shared float score[MAX_EXPERTS];  // of all experts
 shared float chosen[MAX_EXPERTS]; // scores of the chosen, by slot
 shared uint key[MAX_EXPERTS];     // order_key(score + bias); 0 = taken, 1 = its group is out
 shared uint group_key[MAX_EXPERTS];
@@ -103,7 +104,7 @@ void score_experts() {
         if (GATING == 1) {
             score[i] = 1.0 / (1.0 + exp(-score[i]));
         }
-        float biased = p.bias == 0 ? score[i] : score[i] + F32s(p.bias).f[i];
+        float biased = HAS_BIAS ? score[i] + F32s(p.bias).f[i] : score[i];
         key[i] = to_key(order_key(biased));
     }
 }
@@ -136,7 +137,7 @@ void choose_groups() {
 // Turns the chosen scores into weights.
 void store_weights(uint token) {
     float top = GATING == 2 ? chosen[0] : 0.0;
-    if (GATING == 2 && p.bias != 0) { // the order is not that of the scores
+    if (GATING == 2 && HAS_BIAS) { // the order is not that of the scores
         for (uint slot = 1; slot < p.n_used; ++slot) {
             top = max(top, chosen[slot]);
         }

@@ -1,7 +1,8 @@
 // What every kernel starts with: extensions, the workgroup size, and the folded grid.
 //
 // Conventions. Activations are f32, row-major, bound by push descriptors as 0..n. Weights and small
-// constant vectors are reached by address (push constants; 0 = absent). Specialization constant 0 is
+// constant vectors are reached by address (push constants). What may be absent has a specialization
+// constant: a load under `if (address != 0)` may be run ahead of the test (lavapipe 26.1 does, and crashes). Specialization constant 0 is
 // the workgroup size, the others are listed in each kernel's header. A kernel works for every subgroup
 // size and every row length; offsets into weights are 64-bit.
 #extension GL_EXT_scalar_block_layout : require

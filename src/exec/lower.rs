@@ -128,7 +128,8 @@ impl Lowering<'_> {
         let Shape { rows, cols } = self.shape(x);
         let n_rows = rows * (cols / n);
         let (local, rows_per_group) = self.tuning.rms_norm(n, n_rows);
-        let spec = [local, u32::from(residual.is_some()), rows_per_group];
+        let spec =
+            [local, u32::from(residual.is_some()), rows_per_group, u32::from(weight.is_some())];
         let weight = self.residency.optional(weight);
         let push = push::RmsNorm { weight, n, n_rows, eps, _pad: 0 };
         let (residual, sum) = residual.unwrap_or((x, out));
@@ -228,6 +229,7 @@ impl Lowering<'_> {
     ) -> Vec<Launch> {
         let n_tokens = self.shape(q).rows;
         let sinks = self.residency.optional(a.sinks);
+        let has_sinks = u32::from(a.sinks.is_some());
         let rows = n_tokens * (a.n_head / a.n_head_kv);
         let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
         let t = self.tuning.attention(shape);
@@ -239,6 +241,7 @@ impl Lowering<'_> {
             self.kv.type_v.spec(),
             t.rows,
             t.keys,
+            has_sinks,
         ];
         let push = push::FlashAttn {
             sinks,
@@ -262,7 +265,7 @@ impl Lowering<'_> {
         let n_rows = n_tokens * a.n_head;
         let push =
             push::FlashAttnMerge { sinks, n_rows, n_head: a.n_head, head_v: a.head_v, n_splits };
-        let kernel = KernelKey::new::<push::FlashAttnMerge>(&[self.tuning.subgroup]);
+        let kernel = KernelKey::new::<push::FlashAttnMerge>(&[self.tuning.subgroup, has_sinks]);
         vec![flash, Launch::over(kernel, push, &[parts, self.bound(out)], n_rows.into())]
     }
 
@@ -273,7 +276,8 @@ impl Lowering<'_> {
             Gating::Sigmoid => 1,
             Gating::SoftmaxChosen => 2,
         };
-        let spec = [self.tuning.subgroup, gating, u32::from(r.renormalize)];
+        let spec =
+            [self.tuning.subgroup, gating, u32::from(r.renormalize), u32::from(r.bias.is_some())];
         let push = push::Router {
             bias: self.residency.optional(r.bias),
             n_expert: r.n_expert,

@@ -196,8 +196,16 @@ impl Case {
             _pad: 0,
         };
         let types = [self.types.0 as u32, self.types.1 as u32];
-        let spec =
-            [tile.local_size, shape.head_k, shape.head_v, types[0], types[1], tile.rows, tile.keys];
+        let spec = [
+            tile.local_size,
+            shape.head_k,
+            shape.head_v,
+            types[0],
+            types[1],
+            tile.rows,
+            tile.keys,
+            u32::from(self.sinks),
+        ];
         let out = gpu.nans(n_rows * self.head.1);
         let partial = gpu.nans(self.n_splits as usize * n_rows * (self.head.1 + 2));
         let buffers = [
@@ -220,7 +228,13 @@ impl Case {
                 n_splits: self.n_splits,
             };
             let [x, y] = fold(push.n_rows);
-            gpu.run("flash_attn_merge", &[64], &push, &[&partial, &out], [x, y, 1]);
+            gpu.run(
+                "flash_attn_merge",
+                &[64, u32::from(self.sinks)],
+                &push,
+                &[&partial, &out],
+                [x, y, 1],
+            );
         }
         let took = start.elapsed();
         (gpu.read(&out), took)

@@ -43,7 +43,13 @@ fn check(n_rows: usize, n_head: usize, head_v: usize, n_splits: usize, has_sinks
         n_splits: n_splits as u32,
     };
     let [x, y] = fold(push.n_rows);
-    gpu.run("flash_attn_merge", &[WORKGROUP], &push, &[&gpu.upload(&partial), &out], [x, y, 1]);
+    gpu.run(
+        "flash_attn_merge",
+        &[WORKGROUP, u32::from(has_sinks)],
+        &push,
+        &[&gpu.upload(&partial), &out],
+        [x, y, 1],
+    );
 
     for (row, found) in gpu.read::<f32>(&out).chunks_exact(head_v).enumerate() {
         let sink = has_sinks.then(|| f64::from(sinks[row % n_head]));

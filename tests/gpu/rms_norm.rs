@@ -74,7 +74,8 @@ fn check(workgroup: u32, rows_per_group: u32, n: usize, n_rows: usize, layout: L
             Layout::ResidualInPlace => [&x, &y, &residual, &residual],
         };
         let [gx, gy] = fold(push.n_rows.div_ceil(rows_per_group));
-        let spec = [workgroup, u32::from(has_residual), rows_per_group];
+        let spec =
+            [workgroup, u32::from(has_residual), rows_per_group, u32::from(weight.is_some())];
         gpu.run("rms_norm", &spec, &push, &buffers, [gx, gy, 1]);
         if has_residual {
             assert_eq!(gpu.read::<f32>(buffers[3]), s, "the sum of {layout:?}, n {n}");

@@ -141,7 +141,7 @@ fn run(
     let weights = gpu.nans(n_tokens * router.n_used);
     let status = gpu.upload(&[status]);
     let [x, y] = fold(push.n_tokens);
-    let spec = [WORKGROUP, router.gating as u32, u32::from(router.norm)];
+    let spec = [WORKGROUP, router.gating as u32, u32::from(router.norm), u32::from(bias.is_some())];
     gpu.run("router", &spec, &push, &[&gpu.upload(logits), &ids, &weights, &status], [x, y, 1]);
     (gpu.read(&ids), gpu.read(&weights), gpu.read(&status)[0])
 }
