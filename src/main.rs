@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     match cmd::execute(cli.command) {
         Ok(code) => code,
         Err(e) => {
-            eprintln!("error: {e}");
+            cmd::note(&format!("error: {}", cmd::one_line(&e.to_string())));
             ExitCode::FAILURE
         }
     }
