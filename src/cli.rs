@@ -279,7 +279,7 @@ fn probability(text: &str) -> Result<f32, String> {
 fn seed(text: &str) -> Result<u64, String> {
     match text.parse::<u64>() {
         Ok(seed) => Ok(seed),
-        Err(_) if text == "-1" => Ok(rand::random()),
+        Err(_) if text == "-1" => Ok(rand::random::<u32>().into()),
         Err(_) => Err("a number from 0, or -1 for a random one, is needed".into()),
     }
 }

@@ -83,9 +83,17 @@ impl Phase {
         self.time += since.elapsed();
     }
 
-    fn rate(&self) -> f64 {
-        self.tokens as f64 / self.time.as_secs_f64().max(1e-9)
+    /// `, 12.3 tok/s`; nothing without a token.
+    fn rate(&self) -> String {
+        match self.tokens {
+            0 => String::new(),
+            n => format!(", {:.1} tok/s", n as f64 / self.time.as_secs_f64().max(1e-9)),
+        }
     }
+}
+
+fn tokens(n: usize) -> String {
+    if n == 1 { "1 token".into() } else { format!("{n} tokens") }
 }
 
 /// A model, a session, and how to sample from it.
@@ -357,10 +365,10 @@ impl Talk {
     fn figures(&self) -> String {
         let plan = self.engine.plan();
         let mut line = format!(
-            "prompt {} tokens, {:.1} tok/s | answer {} tokens, {:.1} tok/s | VRAM {}, host {}",
-            self.prompt.tokens,
+            "prompt {}{} | answer {}{} | VRAM {}, host {}",
+            tokens(self.prompt.tokens),
             self.prompt.rate(),
-            self.n_answered,
+            tokens(self.n_answered),
             self.decode.rate(),
             Bytes(plan.device_bytes()),
             Bytes(plan.host_weight_bytes),
