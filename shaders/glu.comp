@@ -21,7 +21,8 @@ float sigmoid(float x) { return 1.0 / (1.0 + exp(-x)); }
 
 float glu(float g, float u) {
     if (OP == 1) {
-        return 0.5 * g * (1.0 + tanh(0.7978845608 * g * (1.0 + 0.044715 * g * g))) * u;
+        // 0.5 (1 + tanh z) = sigmoid(2 z), which loses nothing where tanh is near -1
+        return g * sigmoid(2.0 * 0.7978845608 * g * (1.0 + 0.044715 * g * g)) * u;
     }
     if (OP == 2) {
         return max(g, 0.0) * u;

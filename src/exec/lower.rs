@@ -1,5 +1,6 @@
 //! Ops to dispatches: which kernel, which constants, which grid. One short function per op.
 
+use super::attention::AttentionShape;
 use super::kernels::{Bound, KernelKey, Launch};
 use super::kv::KvShape;
 use super::residency::Residency;
@@ -228,9 +229,17 @@ impl Lowering<'_> {
         let n_tokens = self.shape(q).rows;
         let sinks = self.residency.optional(a.sinks);
         let rows = n_tokens * (a.n_head / a.n_head_kv);
-        let t = self.tuning.attention(a.head_k, a.head_v, rows);
-        let spec =
-            [t.local, a.head_k, a.head_v, self.kv.type_k.spec(), self.kv.type_v.spec(), t.br, t.bc];
+        let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
+        let t = self.tuning.attention(shape);
+        let spec = [
+            t.local_size,
+            a.head_k,
+            a.head_v,
+            self.kv.type_k.spec(),
+            self.kv.type_v.spec(),
+            t.rows,
+            t.keys,
+        ];
         let push = push::FlashAttn {
             sinks,
             n_tokens,
@@ -245,7 +254,7 @@ impl Lowering<'_> {
         let (k, v) = (Bound::Kv { il, half: KvHalf::K }, Bound::Kv { il, half: KvHalf::V });
         let parts = self.bound(partial.unwrap_or(out));
         let bindings = [self.bound(q), k, v, Bound::Positions, self.bound(out), parts];
-        let groups = UVec3::new(rows.div_ceil(t.br), a.n_head_kv, n_splits);
+        let groups = UVec3::new(shape.row_blocks(t), a.n_head_kv, n_splits);
         let flash = Launch::new(KernelKey::new::<push::FlashAttn>(&spec), push, &bindings, groups);
         if n_splits == 1 {
             return vec![flash];

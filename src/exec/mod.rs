@@ -1,13 +1,14 @@
 //! Runs graphs on a device. Reading order: [`residency`] (where weights are), [`kv`] (the cache),
-//! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`kernels`] (pipelines), [`pace`] (how
-//! much goes into one submission), [`run`] (recording, submitting, reading back).
+//! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`attention`] and [`grid`], [`kernels`]
+//! (pipelines), [`pace`] (how much goes into one submission), [`run`] (recording, submitting, reading
+//! back).
 
+pub mod residency;
+pub mod kv;
+pub mod lower;
+pub mod tuning;
 pub mod attention;
 pub mod grid;
 pub mod kernels;
-pub mod kv;
-pub mod lower;
 pub mod pace;
-pub mod residency;
 pub mod run;
-pub mod tuning;

@@ -3,7 +3,7 @@
 //! On a CPU that plays GPU (lavapipe) barriers and many workgroups are what costs; on a GPU it is
 //! loads that do not coalesce and idle lanes.
 
-use super::attention;
+use super::attention::{self, AttentionShape, AttentionTile};
 use super::grid;
 use crate::graph::Weight;
 use crate::model::hparams::AttentionParams;
@@ -131,13 +131,13 @@ impl Tuning {
     /// Ranges of keys that attention computes apart, so that small passes keep the device busy.
     pub fn attention_splits(&self, a: &AttentionParams, n_tokens: u32, n_kv: u32) -> u32 {
         let rows = n_tokens * (a.n_head / a.n_head_kv);
-        let tile = self.attention(a.head_k, a.head_v, rows);
-        attention::n_splits(rows.div_ceil(tile.br), a.n_head_kv, n_kv)
+        let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
+        attention::n_splits(shape.row_blocks(self.attention(shape)), a.n_head_kv, n_kv)
     }
 
-    /// Tile of attention for `rows` queries that share a KV head.
-    pub fn attention(&self, head_k: u32, head_v: u32, rows: u32) -> attention::Tile {
-        attention::tile(head_k, head_v, rows, self.subgroup)
+    /// Tile of attention.
+    pub fn attention(&self, shape: AttentionShape) -> AttentionTile {
+        shape.tile(self.subgroup)
     }
 }
 

@@ -60,7 +60,8 @@ impl ByteBpe {
     }
 }
 
-/// `a b` lines to pairs. The first of equal lines counts, as in llama.cpp.
+/// `a b` lines to pairs. The first of equal lines counts, and merges that name no token are ignored, as
+/// in llama.cpp.
 fn split_merges(
     merges: &[String],
     vocab: &BpeVocab,
@@ -68,6 +69,7 @@ fn split_merges(
 ) -> Result<Vec<(String, String)>> {
     let mut seen = HashSet::with_capacity(merges.len());
     let mut pairs = Vec::with_capacity(merges.len());
+    let mut n_impossible = 0;
     for (i, line) in merges.iter().enumerate() {
         let bad = |why: &str| {
             Error::Tokenizer(format!("tokenizer.ggml.merges: entry {i} is `{line}`: {why}"))
@@ -77,10 +79,15 @@ fn split_merges(
         if [a, b, &joined].iter().any(|part| reserved.contains(part)) || !seen.insert(line) {
             continue;
         }
-        if let Some(part) = [a, b, &joined].iter().find(|part| !vocab.contains_key(**part)) {
-            return Err(bad(&format!("`{part}` is not a token")));
+        // A merge of or into what is no token can never happen.
+        if [a, b, &joined].iter().any(|part| !vocab.contains_key(*part)) {
+            n_impossible += 1;
+            continue;
         }
         pairs.push((a.to_owned(), b.to_owned()));
+    }
+    if n_impossible > 0 {
+        log::warn!("tokenizer.ggml.merges: {n_impossible} entries name no token and are ignored");
     }
     Ok(pairs)
 }

@@ -57,7 +57,7 @@ pub struct Tokenizer {
 
 #[derive(Debug)]
 enum Algorithm {
-    ByteBpe(bpe::ByteBpe),
+    ByteBpe(Box<bpe::ByteBpe>),
     Spm(spm::Spm),
 }
 
@@ -80,7 +80,7 @@ impl Tokenizer {
         } else {
             let pre = pre::find(vocab.pre_or_default())?;
             vocab.add_bos.get_or_insert(pre.add_bos);
-            Algorithm::ByteBpe(new_bpe(&vocab, &kinds, pre)?)
+            Algorithm::ByteBpe(Box::new(new_bpe(&vocab, &kinds, pre)?))
         };
         let of_kind = |wanted: &'static [Kind]| {
             let ids = vocab.tokens.iter().zip(0..).zip(&kinds);

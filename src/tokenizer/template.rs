@@ -1,7 +1,7 @@
 //! Chat templates: Jinja2 with the settings, filters and functions that HF `transformers` gives
 //! them, so that a model's own template renders to the same text.
 
-use minijinja::value::{Kwargs, Rest, Value};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, State, context};
 use serde_json::Map;
 
@@ -117,6 +117,7 @@ fn environment() -> Result<Environment<'static>> {
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_unknown_method_callback(method);
     env.add_filter("tojson", to_json);
+    env.add_test("iterable", is_iterable);
     env.add_function("raise_exception", raise_exception);
     env.add_function("strftime_now", strftime_now);
     Ok(env)
@@ -153,6 +154,12 @@ fn template_error(error: minijinja::Error) -> Error {
         (kind, detail) => format!("{kind}: {detail}"),
     };
     Error::Template { line: error.line().unwrap_or(1), problem }
+}
+
+/// In Python none is not iterable, which templates rely on in `tools is iterable and tools | length`.
+fn is_iterable(value: &Value) -> bool {
+    use ValueKind::{Iterable, Map, Seq, String, Undefined};
+    matches!(value.kind(), Iterable | Map | Seq | String | Undefined)
 }
 
 fn raise_exception(message: String) -> Result<Value, minijinja::Error> {

@@ -1,0 +1,19 @@
+//! Kernels on a device against the twins in `reference/`: one module per shader.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+mod expert_count;
+mod expert_sort;
+mod flash_attn;
+mod flash_attn_merge;
+mod get_rows;
+mod glu;
+mod harness;
+mod kv_store;
+mod moe_combine;
+mod mul_mat;
+mod mul_mat_vec;
+mod reference;
+mod rms_norm;
+mod rope;
+mod router;
+mod top_logits;
