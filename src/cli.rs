@@ -14,6 +14,7 @@ const SHORT_NAMES: &[(&str, &str)] = &[
     ("-sys", "--system-prompt"),
     ("-no-cnv", "--raw"),
     ("-cnv", "--chat"),
+    ("-ngl", "--n-gpu-layers"),
 ];
 
 /// Replaces short names of several letters by the long ones. Stops at `--`.
@@ -68,7 +69,7 @@ pub struct EngineArgs {
     /// Tokens handed over at once
     #[arg(short, long, default_value_t = 2048, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub batch_size: u32,
-    /// Tokens that one kernel launch handles [short: -ub]
+    /// Tokens that one kernel launch handles, at most the batch [short: -ub]
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub ubatch_size: u32,
     /// Type of the cached keys [short: -ctk]
@@ -77,6 +78,12 @@ pub struct EngineArgs {
     /// Type of the cached values [short: -ctv]
     #[arg(long, value_enum, default_value_t = KvTypeArg::F16)]
     pub cache_type_v: KvTypeArg,
+    /// Plan as if the device had only this much memory free; the rest of the experts stays on the host
+    #[arg(long, value_name = "MiB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub vram_limit: Option<u64>,
+    /// llama.cpp's way to say what fits; here --vram-limit does
+    #[arg(long, hide = true, value_name = "N", allow_negative_numbers = true)]
+    pub n_gpu_layers: Option<String>,
     /// Print a hash of all logits computed, to compare runs bit by bit
     #[arg(long)]
     pub logits_hash: bool,
@@ -123,8 +130,8 @@ pub struct SamplingArgs {
     /// Subtracted per occurrence; 0: off
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     pub frequency_penalty: f32,
-    /// Seed of the random choice; without it every run differs
-    #[arg(short, long, value_name = "N")]
+    /// Seed of the random choice; -1 or nothing: every run differs
+    #[arg(short, long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
 }
 
@@ -140,7 +147,7 @@ pub struct RunArgs {
     /// The prompt
     #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
     pub prompt: Option<String>,
-    /// File with the prompt
+    /// File with the prompt; `-`: standard input
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Tokens to generate at most; -1: until the model ends or the context is full
@@ -158,11 +165,20 @@ pub struct RunArgs {
     /// Another chat template: the name of a built-in one, or a Jinja file
     #[arg(long, value_name = "NAME|FILE")]
     pub chat_template: Option<String>,
+    /// Go on where the model would end its answer
+    #[arg(long)]
+    pub ignore_eos: bool,
     /// Treat special tokens in the prompt as such, instead of as text
     #[arg(long)]
     pub parse_special: bool,
     /// End the answer before this text; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(
+        long,
+        short = 'r',
+        alias = "reverse-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true
+    )]
     pub stop: Vec<String>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "see the type")]
@@ -212,7 +228,7 @@ pub struct TokenizeArgs {
     /// The text
     #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
     pub prompt: Option<String>,
-    /// File with the text
+    /// File with the text; `-`: standard input
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Print only the ids, as one line
@@ -256,6 +272,15 @@ fn probability(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(x) if (0.0..=1.0).contains(&x) => Ok(x),
         _ => Err("a number from 0 to 1 is needed".into()),
+    }
+}
+
+/// A seed; -1 draws one, as in llama.cpp.
+fn seed(text: &str) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(seed) => Ok(seed),
+        Err(_) if text == "-1" => Ok(rand::random::<u32>().into()),
+        Err(_) => Err("a number from 0, or -1 for a random one, is needed".into()),
     }
 }
 

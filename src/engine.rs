@@ -82,6 +82,8 @@ pub struct Session {
 pub enum Outputs {
     /// After the last token.
     Last,
+    /// None: the tokens only fill the cache.
+    None,
     /// After every token.
     All,
 }
@@ -93,9 +95,10 @@ impl Engine {
         let model = Model::load(&gguf)?;
         let device = open_device(options)?;
         let tuning = Tuning::new(device.info());
-        let n_ubatch = options.n_ubatch.max(1);
         let budget = memory(&device, options.vram_limit_bytes);
         let kv_shape = kv_shape(&model.hparams, options, budget, &device)?;
+        // Nothing launches more tokens than there are cells.
+        let n_ubatch = options.n_ubatch.min(kv_shape.n_ctx).max(1);
         let largest = pass_shape(&model.hparams, &tuning, n_ubatch, n_ubatch, kv_shape.n_ctx, None);
         check_ubatch(&model, &largest, device.info().limits.storage_range_bytes)?;
         let scratch_bytes = scratch_bytes(&model, &tuning, n_ubatch, kv_shape.n_ctx);
@@ -201,6 +204,7 @@ impl Engine {
             let n_tokens = chunk.len() as u32;
             let n_outputs = match outputs {
                 Outputs::All => n_tokens,
+                Outputs::None => 0,
                 Outputs::Last => u32::from(i + 1 == n_chunks),
             };
             let shape = pass_shape(

@@ -1,6 +1,7 @@
 //! The one error type. A variant says what was being done and names the file, key, tensor, flag or
 //! device that it was done to; `Display` is the single line that the user sees.
 
+use crate::plan::Bytes;
 use std::path::PathBuf;
 
 /// `Result` with [`Error`].
@@ -61,7 +62,8 @@ pub enum Error {
     },
     /// Device or host memory that the plan needs is not there.
     #[error(
-        "out of memory: {what} needs {needed_bytes} bytes, {available_bytes} are available{hint}"
+        "out of memory: {what} needs {}, {} are free{hint}",
+        Bytes(*needed_bytes), Bytes(*available_bytes)
     )]
     OutOfMemory {
         /// What it was for.

@@ -1,4 +1,5 @@
-//! Progress bars on standard error. They draw nothing when standard error is not a terminal.
+//! Progress bars on standard error. They draw nothing when standard error is not a terminal. The blanks
+//! at their end leave room for `^C`, which would otherwise begin a new line.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -6,14 +7,14 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub fn hidden_bar(what: &'static str, len: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::hidden());
     bar.set_message(what);
-    bar.set_style(style("{msg} {wide_bar} {pos}/{len}"));
+    bar.set_style(style("{msg} {wide_bar} {pos}/{len}   "));
     bar
 }
 
 /// A bar over bytes, with throughput.
 pub fn bytes_bar(what: &'static str, len: u64) -> ProgressBar {
     let bar = hidden_bar(what, len);
-    bar.set_style(style("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}"));
+    bar.set_style(style("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}   "));
     show(&bar);
     bar
 }
@@ -21,7 +22,7 @@ pub fn bytes_bar(what: &'static str, len: u64) -> ProgressBar {
 /// A bar over a count, with what is left.
 pub fn count_bar(what: &'static str, len: u64) -> ProgressBar {
     let bar = hidden_bar(what, len);
-    bar.set_style(style("{msg} {wide_bar} {pos}/{len} {per_sec} {eta}"));
+    bar.set_style(style("{msg} {wide_bar} {pos}/{len} {per_sec} {eta}   "));
     show(&bar);
     bar
 }

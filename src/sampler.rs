@@ -117,7 +117,7 @@ impl Sampler {
     /// Refuses parameters that are no numbers or make no sense.
     pub fn new(params: SamplerParams) -> Result<Self> {
         params.check()?;
-        let seed = params.seed.unwrap_or_else(rand::random);
+        let seed = params.seed.unwrap_or_else(|| rand::random::<u32>().into());
         Ok(Sampler {
             params,
             seed,

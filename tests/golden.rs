@@ -1,5 +1,6 @@
 //! Whole models against reference logits from another implementation; see tests/golden/README.md.
 //! Every model runs with the validation layer on.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! `vkmoe logits`: logits of given token ids.
 
-use super::{emit, open_engine};
+use super::{emit, note, open_engine};
 use crate::cli::LogitsArgs;
 use crate::engine::Outputs;
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
         emit(&lines)?;
     }
     if args.engine.logits_hash {
-        eprintln!("logits hash: {}", session.logits_hash());
+        note(&format!("logits hash: {}", session.logits_hash()));
     }
     engine.close(session);
     Ok(())

@@ -16,46 +16,50 @@ use crate::error::{Error, Result};
 use crate::exec::kv::KvType;
 use crate::gguf::Gguf;
 use crate::tokenizer::{Tokenizer, Vocab};
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Runs a command.
 pub fn execute(command: Command) -> Result<ExitCode> {
+    let done = |()| ExitCode::SUCCESS;
     let result = match command {
         Command::Run(args) => run::run(args),
-        Command::Logits(args) => logits::run(&args),
-        Command::Perplexity(args) => perplexity::run(&args),
-        Command::Tokenize(args) => tokenize::run(&args),
-        Command::Inspect(args) => inspect::run(&args),
-        Command::Devices(args) => devices::run(&args),
+        Command::Logits(args) => logits::run(&args).map(done),
+        Command::Perplexity(args) => perplexity::run(&args).map(done),
+        Command::Tokenize(args) => tokenize::run(&args).map(done),
+        Command::Inspect(args) => inspect::run(&args).map(done),
+        Command::Devices(args) => devices::run(&args).map(done),
     };
     match result {
-        Ok(()) => Ok(ExitCode::SUCCESS),
         // Whoever read our output has seen enough.
         Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => {
             Ok(ExitCode::SUCCESS)
         }
-        Err(e) => Err(e),
+        result => result,
     }
 }
 
 /// Opens the model that the flags name, or the demo model.
 fn open_engine(args: &EngineArgs) -> Result<Engine> {
-    if args.ubatch_size > args.batch_size {
-        let problem =
-            format!("is {}, more than the batch (-b {})", args.ubatch_size, args.batch_size);
-        return Err(Error::usage("-ub", problem));
+    if args.n_gpu_layers.is_some() {
+        log::warn!("-ngl: ignored; what fits goes to the device, --vram-limit sets how much");
     }
     let options = EngineOptions {
         device: args.device.clone(),
         n_ctx: args.ctx_size,
-        n_ubatch: args.ubatch_size,
+        n_ubatch: args.ubatch_size.min(args.batch_size),
         type_k: kv_type(args.cache_type_k),
         type_v: kv_type(args.cache_type_v),
+        vram_limit_bytes: args.vram_limit.map(|mib| mib.saturating_mul(1 << 20)),
         ..EngineOptions::default()
     };
-    Engine::open(&model_path(args.model.as_deref())?, &options)
+    let engine = Engine::open(&model_path(args.model.as_deref())?, &options)?;
+    let trained = engine.hparams().n_ctx_train;
+    if args.ctx_size > trained {
+        log::warn!("-c {}: the model was trained for {trained} tokens", args.ctx_size);
+    }
+    Ok(engine)
 }
 
 /// The file that `-m` names, or the unpacked demo model.
@@ -90,8 +94,11 @@ fn read_text(path: &Path) -> Result<String> {
 fn text_input(text: Option<&str>, file: Option<&Path>) -> Result<String> {
     match (text, file) {
         (Some(text), _) if text != "-" => Ok(text.to_string()),
-        (None, Some(path)) => read_text(path),
+        (None, Some(path)) if path != Path::new("-") => read_text(path),
         _ => {
+            if io::stdin().is_terminal() {
+                note("reading from the terminal; Ctrl-D ends the text");
+            }
             let mut text = String::new();
             let read = io::stdin().read_to_string(&mut text);
             read.map_err(|e| stream_error("standard input", "read", e))?;
@@ -106,6 +113,21 @@ fn emit(text: &str) -> Result<()> {
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
         .map_err(|e| stream_error("standard output", "write", e))
+}
+
+/// A line on standard error. Nobody may be reading there: that is no reason to fail.
+pub fn note(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// A message as one line without control characters: file names and templates may contain any.
+pub fn one_line(message: &str) -> String {
+    let printable = |c: char| match c {
+        '\n' | '\r' => ' '.to_string(),
+        c if c.is_control() => c.escape_default().to_string(),
+        c => c.to_string(),
+    };
+    message.trim_end().chars().map(printable).collect()
 }
 
 fn stream_error(stream: &str, action: &'static str, source: io::Error) -> Error {

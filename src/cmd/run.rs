@@ -1,6 +1,6 @@
 //! `vkmoe run`: one answer, or a chat on a terminal.
 
-use super::{emit, open_engine, read_text, text_input, tokenizer};
+use super::{emit, note, open_engine, read_text, text_input, tokenizer};
 use crate::cli::{RunArgs, SamplingArgs};
 use crate::engine::{Engine, Outputs, Session};
 use crate::error::{Error, Result};
@@ -8,20 +8,22 @@ use crate::plan::Bytes;
 use crate::progress;
 use crate::sampler::{Sampler, SamplerParams};
 use crate::tokenizer::{ChatTemplate, Message, Special, StopStrings, Tokenizer, Utf8Stream};
+use rustyline::config::Behavior;
 use rustyline::error::ReadlineError;
 use std::io::{self, IsTerminal};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-pub(super) fn run(args: RunArgs) -> Result<()> {
+/// What shells expect of a program that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
+pub(super) fn run(args: RunArgs) -> Result<ExitCode> {
     let has_prompt = args.text.is_some() || args.prompt.is_some() || args.file.is_some();
     let terminal = io::stdin().is_terminal();
     let chat = args.chat || (!has_prompt && terminal && !args.raw);
-    if chat && !terminal {
-        return Err(Error::usage("--chat", "needs a terminal on standard input"));
-    }
     // A prompt is read before a large model is loaded.
     let prompt = match has_prompt || !chat {
         true => Some(prompt_text(&args)?),
@@ -29,24 +31,33 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     };
     let mut talk = Talk::open(&args)?;
     let result = match chat {
-        true => talk.chat(prompt),
+        true => talk.chat(prompt).map(|()| End::Done),
         false => talk.answer_once(&prompt.unwrap_or_default()),
     };
     talk.close(args.engine.logits_hash);
-    result
+    Ok(match result? {
+        End::Interrupted => ExitCode::from(INTERRUPTED),
+        End::Done | End::ContextFull => ExitCode::SUCCESS,
+    })
 }
 
 /// The prompt; one line break at the end of a file or pipe does not count.
 fn prompt_text(args: &RunArgs) -> Result<String> {
     let given = args.text.as_deref().or(args.prompt.as_deref());
     let text = text_input(given, args.file.as_deref())?;
-    if text.is_empty() {
-        return Err(Error::usage("-p", "the prompt is empty"));
-    }
     let from_stream = given.is_none_or(|t| t == "-");
-    let text = if from_stream { text.strip_suffix('\n').unwrap_or(&text) } else { &text };
-    Ok(text.to_string())
+    let line_end = if text.ends_with("\r\n") { "\r\n" } else { "\n" };
+    let text = if from_stream { text.strip_suffix(line_end).unwrap_or(&text) } else { &text };
+    match (text.is_empty(), &args.file) {
+        (false, _) => Ok(text.to_string()),
+        (true, Some(path)) => Err(Error::usage(path.display().to_string(), "the prompt is empty")),
+        (true, None) if from_stream => Err(Error::usage("standard input", "the prompt is empty")),
+        (true, None) => Err(Error::usage("-p", "the prompt is empty")),
+    }
 }
+
+/// A prompt that takes longer shows a bar.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,9 +83,17 @@ impl Phase {
         self.time += since.elapsed();
     }
 
-    fn rate(&self) -> f64 {
-        self.tokens as f64 / self.time.as_secs_f64().max(1e-9)
+    /// `, 12.3 tok/s`; nothing without a token.
+    fn rate(&self) -> String {
+        match self.tokens {
+            0 => String::new(),
+            n => format!(", {:.1} tok/s", n as f64 / self.time.as_secs_f64().max(1e-9)),
+        }
     }
+}
+
+fn tokens(n: usize) -> String {
+    if n == 1 { "1 token".into() } else { format!("{n} tokens") }
 }
 
 /// A model, a session, and how to sample from it.
@@ -89,14 +108,20 @@ struct Talk {
     sampler: Sampler,
     /// The likeliest token can be chosen on the device.
     greedy: bool,
+    /// The likeliest token is always taken: no seed matters.
+    is_sure: bool,
     messages: Vec<Message>,
     stop: Vec<String>,
     special: Special,
     n_predict: Option<usize>,
+    ignore_eos: bool,
     n_batch: usize,
+    n_ubatch: usize,
     interrupted: Arc<AtomicBool>,
     prompt: Phase,
     decode: Phase,
+    /// Tokens of all answers. The first of each is the prompt's work.
+    n_answered: usize,
 }
 
 impl Talk {
@@ -104,21 +129,21 @@ impl Talk {
         let (sampler, greedy) = sampler(&args.sampling)?;
         let n_predict = match args.n_predict {
             -1 => None,
-            n => Some(usize::try_from(n).map_err(|_| Error::usage("-n", format!("is {n}")))?),
+            n => Some(
+                usize::try_from(n)
+                    .map_err(|_| Error::usage("-n", format!("{n} is below -1 (no limit)")))?,
+            ),
         };
+        let named = args.chat_template.as_deref().map(named_template).transpose()?;
         let engine = open_engine(&args.engine)?;
         let tokenizer = tokenizer(engine.gguf())?;
-        let template = match (&args.chat_template, args.raw) {
+        let template = match (named, args.raw) {
             (_, true) => None,
-            (Some(name), _) => Some(named_template(name)?),
+            (Some(named), _) => Some(named),
             (None, _) => Some(tokenizer.chat_template()?),
         };
         let session = engine.session()?;
-        let interrupted = Arc::new(AtomicBool::new(false));
-        let flag = interrupted.clone();
-        if let Err(e) = ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)) {
-            log::warn!("Ctrl-C ends the program: {e}");
-        }
+        let interrupted = catch_ctrl_c();
         Ok(Talk {
             engine,
             tokenizer,
@@ -127,6 +152,7 @@ impl Talk {
             cached: Vec::new(),
             sampler,
             greedy: greedy && !args.engine.logits_hash,
+            is_sure: args.sampling.temp <= 0.0,
             messages: args
                 .system_prompt
                 .iter()
@@ -135,25 +161,29 @@ impl Talk {
             stop: args.stop.clone(),
             special: if args.parse_special { Special::Parse } else { Special::Plain },
             n_predict,
+            ignore_eos: args.ignore_eos,
             n_batch: args.engine.batch_size as usize,
+            n_ubatch: args.engine.ubatch_size.min(args.engine.batch_size) as usize,
             interrupted,
             prompt: Phase::default(),
             decode: Phase::default(),
+            n_answered: 0,
         })
     }
 
     /// One prompt, one answer.
-    fn answer_once(&mut self, prompt: &str) -> Result<()> {
+    fn answer_once(&mut self, prompt: &str) -> Result<End> {
         let tokens = self.encode(prompt)?;
         let (_, end) = self.generate(&tokens)?;
         emit("\n")?;
         self.report_end(end);
-        Ok(())
+        Ok(end)
     }
 
     /// Messages and answers in turn until Ctrl-D.
     fn chat(&mut self, first: Option<String>) -> Result<()> {
-        eprintln!("{}: Ctrl-C stops an answer, Ctrl-D leaves", self.engine.hparams().name);
+        let name = &self.engine.hparams().name;
+        note(&format!("{name}: Ctrl-C stops an answer, Ctrl-D leaves, /clear starts anew"));
         let mut lines = Lines::open()?;
         let mut next = first;
         loop {
@@ -164,24 +194,41 @@ impl Talk {
                     None => return Ok(()),
                 },
             };
-            if line.trim().is_empty() {
-                continue;
-            }
-            let tokens = self.encode(&line)?;
-            let (answer, end) = match self.generate(&tokens) {
-                Err(e @ Error::ContextFull { .. }) => {
-                    eprintln!("{e}");
-                    return Ok(());
-                }
-                result => result?,
-            };
-            emit("\n")?;
-            self.messages.push(Message::new("assistant", answer));
-            self.report_end(end);
-            if end == End::ContextFull {
-                return Ok(());
+            match line.trim() {
+                "" => continue,
+                "/clear" => self.clear(),
+                _ => self.take_turn(&line)?,
             }
         }
+    }
+
+    /// One message and its answer. A message that does not fit, or whose answer was stopped before
+    /// it began, is taken back: the conversation goes on from where it was.
+    fn take_turn(&mut self, line: &str) -> Result<()> {
+        let n_messages = self.messages.len();
+        let tokens = self.encode(line)?;
+        match self.generate(&tokens) {
+            Ok((answer, end)) => {
+                emit("\n")?;
+                match answer.is_empty() && end == End::Interrupted {
+                    true => self.messages.truncate(n_messages),
+                    false => self.messages.push(Message::new("assistant", answer)),
+                }
+                self.report_end(end);
+            }
+            Err(e @ Error::ContextFull { .. }) => {
+                self.messages.truncate(n_messages);
+                note(&format!("[{e}; a shorter message may fit, /clear starts anew]"));
+            }
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Forgets the conversation, not the system prompt.
+    fn clear(&mut self) {
+        self.messages.retain(|message| message.role == "system");
+        note("[the conversation is empty]");
     }
 
     /// Adds a message of the user; the ids of the whole conversation.
@@ -209,17 +256,20 @@ impl Talk {
         let mut printer = Printer::new(&self.stop);
         let mut n_generated = 0;
         let end = loop {
-            if self.n_predict.is_some_and(|n| n_generated >= n)
-                || self.tokenizer.is_end_of_generation(token)
-            {
+            let enough = self.n_predict.is_some_and(|n| n_generated >= n);
+            if enough || (!self.ignore_eos && self.tokenizer.is_end_of_generation(token)) {
                 break End::Done;
             }
             if printer.print(&self.tokenizer.token_bytes(token), self.tokenizer.is_hidden(token))? {
                 break End::Done;
             }
             n_generated += 1;
+            self.n_answered += 1;
             if self.interrupted.load(Ordering::Relaxed) {
                 break End::Interrupted;
+            }
+            if self.n_predict == Some(n_generated) {
+                break End::Done;
             }
             if self.session.n_past() >= self.engine.n_ctx() {
                 break End::ContextFull;
@@ -250,21 +300,34 @@ impl Talk {
         }
         let since = Instant::now();
         let bar = progress::hidden_bar("prompt", new.len() as u64);
-        let mut next = None;
-        for batch in new.chunks(self.n_batch) {
+        let (mut next, mut n_done) = (None, 0);
+        // One launch at a time, so that the bar moves and Ctrl-C is heard.
+        let n_ubatch = self.n_ubatch;
+        let pieces = new.chunks(self.n_batch).flat_map(|batch| batch.chunks(n_ubatch));
+        for piece in pieces {
             if self.interrupted.load(Ordering::Relaxed) {
-                bar.finish_and_clear();
-                return Ok(None);
+                break;
             }
-            if since.elapsed() > Duration::from_secs(1) {
+            n_done += piece.len();
+            match n_done == new.len() {
+                true => next = Some(self.eval(piece)?),
+                false => self.append(piece)?,
+            }
+            bar.inc(piece.len() as u64);
+            if since.elapsed() > PATIENCE {
                 progress::show(&bar);
             }
-            next = Some(self.eval(batch)?);
-            bar.inc(batch.len() as u64);
         }
         bar.finish_and_clear();
-        self.prompt.add(new.len(), since);
+        self.prompt.add(n_done, since);
         Ok(next)
+    }
+
+    /// Appends tokens without choosing one.
+    fn append(&mut self, tokens: &[u32]) -> Result<()> {
+        self.engine.eval(&mut self.session, tokens, Outputs::None, |_, _| Ok(()))?;
+        self.cached.extend_from_slice(tokens);
+        Ok(())
     }
 
     /// Appends tokens and chooses the next.
@@ -287,34 +350,60 @@ impl Talk {
     fn report_end(&self, end: End) {
         match end {
             End::Done => {}
-            End::Interrupted => eprintln!("[interrupted]"),
+            End::Interrupted => note("[interrupted]"),
             End::ContextFull => {
                 let n_ctx = self.engine.n_ctx();
-                eprintln!(
-                    "[the context of {n_ctx} tokens is full; a larger one: -c {}]",
-                    2 * n_ctx
-                );
+                let larger = n_ctx.saturating_mul(2);
+                note(&format!(
+                    "[the context of {n_ctx} tokens is full; a larger one: -c {larger}]"
+                ));
             }
         }
     }
 
-    /// Prints the closing figures and frees the session.
-    fn close(mut self, logits_hash: bool) {
+    /// `prompt 12 tokens, 90.1 tok/s | answer 34 tokens, 45.6 tok/s | …`
+    fn figures(&self) -> String {
         let plan = self.engine.plan();
-        eprintln!(
-            "\nprompt {} tokens, {:.1} tok/s | answer {} tokens, {:.1} tok/s | VRAM {}, host {}",
-            self.prompt.tokens,
+        let mut line = format!(
+            "prompt {}{} | answer {}{} | VRAM {}, host {}",
+            tokens(self.prompt.tokens),
             self.prompt.rate(),
-            self.decode.tokens,
+            tokens(self.n_answered),
             self.decode.rate(),
             Bytes(plan.device_bytes()),
             Bytes(plan.host_weight_bytes),
         );
-        if logits_hash {
-            eprintln!("logits hash: {}", self.session.logits_hash());
+        if !self.is_sure {
+            line += &format!(" | seed {}", self.sampler.seed());
+        }
+        line
+    }
+
+    /// Prints the closing figures and frees the session.
+    fn close(mut self, logits_hash: bool) {
+        if self.prompt.tokens > 0 {
+            note(&format!("\n{}", self.figures()));
+            if logits_hash {
+                note(&format!("logits hash: {}", self.session.logits_hash()));
+            }
         }
         self.engine.close(self.session);
     }
+}
+
+/// A flag that Ctrl-C raises. A second Ctrl-C before anyone looked ends the program.
+fn catch_ctrl_c() -> Arc<AtomicBool> {
+    let raised = Arc::new(AtomicBool::new(false));
+    let flag = raised.clone();
+    let caught = ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(INTERRUPTED.into());
+        }
+    });
+    if let Err(e) = caught {
+        log::warn!("Ctrl-C ends the program: {e}");
+    }
+    raised
 }
 
 /// The sampler, and whether it always takes the likeliest token.
@@ -337,10 +426,25 @@ fn sampler(args: &SamplingArgs) -> Result<(Sampler, bool)> {
 
 /// A built-in template, or a file with one.
 fn named_template(name: &str) -> Result<ChatTemplate> {
-    if Path::new(name).is_file() {
-        return ChatTemplate::parse(&read_text(Path::new(name))?);
+    let path = Path::new(name);
+    if path.is_file() {
+        return ChatTemplate::parse(&read_text(path)?).map_err(|e| match e {
+            Error::Template { line, problem } => {
+                Error::usage(format!("{name}, line {line}"), problem)
+            }
+            e => e,
+        });
     }
-    ChatTemplate::from_flag(name)
+    let is_path = path.components().count() > 1 || path.extension().is_some();
+    match ChatTemplate::from_flag(name) {
+        // Whoever writes `./chat.jinja` means a file.
+        Err(Error::Usage { .. }) if is_path => Err(Error::File {
+            path: path.to_path_buf(),
+            action: "open",
+            source: std::fs::File::open(path).err().unwrap_or(io::ErrorKind::InvalidInput.into()),
+        }),
+        result => result,
+    }
 }
 
 /// Prints an answer piece by piece: whole characters, and nothing of a stop text.
@@ -388,13 +492,17 @@ impl Printer {
 /// Lines of the user, with editing and history.
 struct Lines {
     editor: rustyline::DefaultEditor,
-    history: Option<std::path::PathBuf>,
+    history: Option<PathBuf>,
 }
 
 impl Lines {
     fn open() -> Result<Self> {
-        let editor = rustyline::DefaultEditor::new().map_err(terminal_error)?;
-        let history = dirs::cache_dir().map(|d| d.join("vkmoe/history.txt"));
+        // With an answer that goes into a pipe, the prompt `> ` must not follow it there.
+        let apart = io::stdin().is_terminal() && !io::stdout().is_terminal();
+        let behavior = if apart { Behavior::PreferTerm } else { Behavior::Stdio };
+        let config = rustyline::Config::builder().behavior(behavior).build();
+        let editor = rustyline::DefaultEditor::with_config(config).map_err(terminal_error)?;
+        let history = history_file().filter(|_| io::stdin().is_terminal());
         let mut lines = Lines { editor, history };
         if let Some(path) = &lines.history {
             // Absent at the first start.
@@ -419,13 +527,21 @@ impl Lines {
     }
 
     fn remember(&mut self, line: &str) {
-        let added = self.editor.add_history_entry(line).is_ok();
-        if let (true, Some(path)) = (added, &self.history) {
-            if let Err(e) = self.editor.save_history(path) {
-                log::warn!("{}: cannot save the history: {e}", path.display());
-            }
+        let added = self.editor.add_history_entry(line).unwrap_or(false);
+        if let (true, Some(path)) = (added, &self.history)
+            && let Err(e) = self.editor.append_history(path)
+        {
+            log::warn!("{}: cannot save the history: {e}", path.display());
+            self.history = None;
         }
     }
+}
+
+/// Where the history is kept; nowhere if there is no such directory and none can be made.
+fn history_file() -> Option<PathBuf> {
+    let dir = dirs::cache_dir()?.join("vkmoe");
+    std::fs::create_dir_all(&dir).ok()?;
+    Some(dir.join("history.txt"))
 }
 
 fn terminal_error(e: ReadlineError) -> Error {

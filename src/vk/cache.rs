@@ -72,7 +72,7 @@ impl PipelineCache {
         }
         match store(path, &hash, &data) {
             Ok(()) => *saved = Some(hash),
-            Err(error) => log::warn!("{}: cannot write: {error}", path.display()),
+            Err(error) => log::info!("{}: cannot write: {error}", path.display()),
         }
     }
 }

@@ -1,0 +1,293 @@
+//! The program as its users meet it: exit code, standard output, standard error. Cases that fail before
+//! a device is opened are cheap; the others run the demo model and are few.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+const SUM: &str = "What is 27 plus 48?";
+
+/// What a run left behind.
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+}
+
+impl Ran {
+    /// Success. Returns what went to standard output.
+    fn succeeded(self) -> String {
+        assert_eq!(self.code, Some(0), "{}", self.err);
+        assert!(!self.err.contains("panicked"), "{}", self.err);
+        self.out
+    }
+
+    /// One line on standard error, with all of `words`; nothing on standard output.
+    fn failed(self, words: &[&str]) {
+        let Ran { code, out, err } = self;
+        assert_eq!(code, Some(1), "{err}");
+        assert_eq!(out, "");
+        assert_eq!(err.lines().count(), 1, "{err}");
+        assert!(err.starts_with("error: "), "{err}");
+        for word in words {
+            assert!(err.contains(word), "`{word}` is not in {err}");
+        }
+    }
+}
+
+/// A command with a cache directory of its own and without the caller's switches.
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vkmoe"));
+    command.args(args).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
+    for name in ["RUST_LOG", "GGML_VK_VISIBLE_DEVICES", "VKMOE_VALIDATION"] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+fn vkmoe(args: &[&str]) -> Ran {
+    command(args).output().unwrap().into()
+}
+
+/// Runs with `input` on standard input.
+fn piped(args: &[&str], input: &[u8]) -> Ran {
+    let mut command = command(args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A program that fails early does not read.
+    let _ = stdin.write_all(input);
+    drop(stdin);
+    child.wait_with_output().unwrap().into()
+}
+
+/// A file of that content which lives as long as the folder.
+fn file(folder: &tempfile::TempDir, name: &str, content: &[u8]) -> PathBuf {
+    let path = folder.path().join(name);
+    fs::write(&path, content).unwrap();
+    path
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+// ---------------------------------------------------------------- without a device
+
+#[test]
+fn model_files_that_are_none_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let demo = fs::read("assets/demo-q4_k_m.gguf").unwrap();
+    let cases = [
+        ("missing.gguf", None, "No such file"),
+        ("empty.gguf", Some(&b""[..]), ""),
+        ("text.gguf", Some(&b"This is a text, not a model."[..]), "GGUF"),
+        ("cut.gguf", Some(&demo[..demo.len() / 2]), ""),
+        ("header.gguf", Some(&demo[..100]), ""),
+    ];
+    for (name, content, problem) in cases {
+        let path = folder.path().join(name);
+        if let Some(content) = content {
+            fs::write(&path, content).unwrap();
+        }
+        vkmoe(&["run", "-m", text(&path), "hi"]).failed(&[name, problem]);
+        vkmoe(&["inspect", text(&path)]).failed(&[name, problem]);
+    }
+    vkmoe(&["run", "-m", text(folder.path()), "hi"]).failed(&[text(folder.path())]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_fifo_is_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    vkmoe(&["run", "-m", text(&path), "hi"]).failed(&["fifo", "not a regular file"]);
+}
+
+#[test]
+fn prompts_that_cannot_be_read_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let latin1 = file(&folder, "latin1.txt", b"caf\xe9");
+    let empty = file(&folder, "empty.txt", b"");
+    vkmoe(&["run", "-f", text(&latin1)]).failed(&["latin1.txt", "UTF-8"]);
+    vkmoe(&["run", "-f", text(&empty)]).failed(&["empty.txt", "empty"]);
+    vkmoe(&["run", "-f", "/nonexistent/prompt.txt"]).failed(&["/nonexistent/prompt.txt"]);
+    vkmoe(&["run", ""]).failed(&["-p", "empty"]);
+    vkmoe(&["run"]).failed(&["standard input", "empty"]);
+    piped(&["run"], b"\n").failed(&["standard input", "empty"]);
+    piped(&["run", "-"], b"\xff\xfe").failed(&["standard input", "UTF-8"]);
+    vkmoe(&["perplexity", "-f", text(&latin1)]).failed(&["latin1.txt", "UTF-8"]);
+}
+
+#[test]
+fn chat_templates_that_fail_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let broken = file(&folder, "broken.jinja", b"{{ messages[0].content }}\n{% if %}\n");
+    vkmoe(&["run", "--chat-template", text(&broken), "hi"]).failed(&["broken.jinja, line 2"]);
+    vkmoe(&["run", "--chat-template", "nobody", "hi"]).failed(&[
+        "--chat-template",
+        "nobody",
+        "chatml",
+    ]);
+    vkmoe(&["run", "--chat-template", "./absent.jinja", "hi"]).failed(&["./absent.jinja", "open"]);
+}
+
+#[test]
+fn flags_out_of_range_are_named() {
+    vkmoe(&["run", "-n", "-2", "hi"]).failed(&["-n", "-2"]);
+    vkmoe(&["run", "--repeat-penalty", "0", "hi"]).failed(&["--repeat-penalty"]);
+    vkmoe(&["run", "--presence-penalty", "inf", "hi"]).failed(&["--presence-penalty"]);
+    vkmoe(&["logits", "--tokens", "1,two"]).failed(&["--tokens", "two"]);
+    vkmoe(&["logits", "--tokens", " "]).failed(&["--tokens"]);
+    for args in [
+        ["--temp", "nan"],
+        ["--top-p", "1.5"],
+        ["--batch-size", "0"],
+        ["-ub", "0"],
+        ["-ctk", "q9_9"],
+        ["-c", "-1"],
+        ["--vram-limit", "0"],
+        ["-s", "-2"],
+    ] {
+        let ran = vkmoe(&["run", args[0], args[1], "hi"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{args:?}");
+        assert!(ran.err.contains(args[1]), "{}", ran.err);
+    }
+}
+
+#[test]
+fn without_a_device_the_error_says_what_to_install() {
+    let run = |name: &str, value: &str, args: &[&str]| {
+        Ran::from(command(args).env(name, value).output().unwrap())
+    };
+    run("VK_DRIVER_FILES", "/nonexistent", &["run", "hi"]).failed(&["driver"]);
+    run("VK_DRIVER_FILES", "/nonexistent", &["devices"]).failed(&["driver"]);
+    run("GGML_VK_VISIBLE_DEVICES", "x", &["run", "hi"]).failed(&["GGML_VK_VISIBLE_DEVICES", "x"]);
+    run("GGML_VK_VISIBLE_DEVICES", "99", &["devices"]).failed(&["GGML_VK_VISIBLE_DEVICES", "99"]);
+    vkmoe(&["run", "--device", "99", "hi"]).failed(&["--device", "99", "there are"]);
+    vkmoe(&["run", "--device", "Voodoo", "hi"]).failed(&["--device", "Voodoo", "there are"]);
+}
+
+#[test]
+fn texts_become_tokens_and_files_tables() {
+    let from_argument = vkmoe(&["tokenize", "--ids", "two words"]).succeeded();
+    assert_eq!(piped(&["tokenize", "--ids"], b"two words").succeeded(), from_argument);
+    assert_eq!(from_argument.lines().count(), 1);
+    // A control token in a text is text, unless asked for.
+    let plain = vkmoe(&["tokenize", "--ids", "<|im_end|>"]).succeeded();
+    let parsed = vkmoe(&["tokenize", "--ids", "--parse-special", "<|im_end|>"]).succeeded();
+    assert!(plain.split_whitespace().count() > parsed.split_whitespace().count());
+    assert!(!piped(&["tokenize", "--ids"], b"a\0b").succeeded().is_empty());
+
+    let inspected = vkmoe(&["inspect"]).succeeded();
+    for word in ["general.architecture", "token_embd.weight", "runs: qwen3moe"] {
+        assert!(inspected.contains(word), "{inspected}");
+    }
+    assert!(vkmoe(&["devices"]).succeeded().contains("← used"));
+}
+
+#[test]
+fn output_that_nobody_takes_is_no_panic() {
+    let mut child =
+        command(&["inspect"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Closed before the first byte.
+    drop(child.stdout.take());
+    Ran::from(child.wait_with_output().unwrap()).succeeded();
+
+    if cfg!(target_os = "linux") {
+        let full = || fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let ran = command(&["inspect"]).stdout(full()).output().unwrap();
+        Ran::from(ran).failed(&["standard output", "No space"]);
+        let ran = command(&["run", "-n", "-2", "hi"]).stderr(full()).output().unwrap();
+        assert_eq!(Ran::from(ran).code, Some(1));
+    }
+}
+
+// ---------------------------------------------------------------- with a device
+
+#[test]
+fn the_answer_alone_goes_to_standard_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = file(&folder, "prompt.txt", format!("{SUM}\n").as_bytes());
+    let ran = vkmoe(&["run", SUM, "--temp", "0"]);
+    assert!(ran.err.contains("tok/s") && !ran.err.contains("seed"), "{}", ran.err);
+    let answer = ran.succeeded();
+    assert!(answer.contains("75") && answer.ends_with('\n'), "{answer}");
+    assert_eq!(vkmoe(&["run", "-f", text(&prompt), "--temp", "0"]).succeeded(), answer);
+    // Where a cache cannot be written, the demo model is unpacked elsewhere.
+    let mut elsewhere = command(&["run", "--temp", "0", "-b", "1", "-p", SUM]);
+    elsewhere.env("XDG_CACHE_HOME", "/dev/null/cache").env("TMPDIR", folder.path());
+    assert_eq!(Ran::from(elsewhere.output().unwrap()).succeeded(), answer);
+}
+
+#[test]
+fn a_seed_repeats_an_answer_and_its_logits() {
+    let run = || vkmoe(&["run", "Tell a story.", "-n", "12", "-s", "7", "--logits-hash"]);
+    let (a, b) = (run(), run());
+    let hash = |ran: &Ran| {
+        ran.err.lines().find(|l| l.starts_with("logits hash: ")).map(str::to_owned).unwrap()
+    };
+    assert_eq!(hash(&a), hash(&b));
+    assert!(a.err.contains("seed 7"), "{}", a.err);
+    assert_eq!(a.succeeded(), b.succeeded());
+}
+
+#[test]
+fn stop_texts_and_limits_end_the_answer() {
+    assert_eq!(vkmoe(&["run", SUM, "-n", "0"]).succeeded(), "\n");
+    let stopped = vkmoe(&["run", SUM, "--temp", "0", "--stop", "never", "-r", "75"]).succeeded();
+    assert!(!stopped.contains('7'), "{stopped}");
+    // All of the context: the prompt, and as many tokens as have room.
+    let full = vkmoe(&["run", "--raw", "Once upon", "-c", "8", "--top-k", "0"]);
+    assert!(full.err.contains("context of 8 tokens is full"), "{}", full.err);
+    full.succeeded();
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_a_flag_that_helps() {
+    vkmoe(&["run", SUM, "-c", "2"]).failed(&["context", "-c "]);
+    vkmoe(&["run", SUM, "-c", "4294967295"]).failed(&["-c"]);
+    vkmoe(&["run", SUM, "--vram-limit", "1"]).failed(&["out of memory", "-c"]);
+    vkmoe(&["logits", "--tokens", "1,4294967295"]).failed(&["4294967295", "vocabulary"]);
+    piped(&["run"], "many words ".repeat(10_000).as_bytes()).failed(&["context", "-c "]);
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_stops_an_answer() {
+    let mut child = command(&["run", "--raw", "Once upon a time", "--ignore-eos"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let interrupt = format!("kill -INT {}", child.id());
+    assert!(Command::new("sh").args(["-c", &interrupt]).status().unwrap().success());
+    let ran = Ran::from(child.wait_with_output().unwrap());
+    assert_eq!(ran.code, Some(130), "{}", ran.err);
+    assert!(ran.err.contains("[interrupted]") && ran.err.contains("tok/s"), "{}", ran.err);
+}
+
+#[test]
+fn a_chat_reads_its_messages_from_a_pipe() {
+    let messages = format!("{SUM}\n/clear\n\n{SUM}\n");
+    let ran = piped(&["run", "--chat", "--temp", "0", "-sys", "Be brief."], messages.as_bytes());
+    assert!(ran.err.contains("[the conversation is empty]"), "{}", ran.err);
+    let out = ran.succeeded();
+    let answers: Vec<&str> = out.lines().collect();
+    let (first, second) = answers.split_at(answers.len() / 2);
+    assert!(!first.is_empty());
+    assert_eq!(first, second, "a cleared conversation starts anew");
+}
