@@ -233,7 +233,7 @@ fn missing_tensors() {
     for name in REQUIRED_TENSORS {
         assert_refused(&without_tensor(name), &format!("tensor `{name}`: is missing"));
     }
-    let words = "tensor `blk.2.attn_norm.weight`: is missing";
+    let words = "tensor `blk.2.attn_q_norm.weight`: is missing";
     assert_refused(&with("block_count", Value::U32(3)), words);
 }
 
