@@ -1,6 +1,7 @@
 #version 460
 #include "common.glsl"
 #include "weights.glsl"
+#include "bias.glsl"
 // Product of a weight matrix with many rows of activations, for prefill.
 //   dense    y[t][r] = bias[r] + sum_k W[r][k] * x[t][k], r < n, t < m
 //   GROUPED  tile j = {expert e, first, count}: its columns are the pairs q = pairs[first..first + count),
@@ -144,16 +145,13 @@ void main() {
         barrier();
     }
 
-    [[unroll]] for (uint c = 0; c < TN; c++) {
-        uint q = y_row[col + c * COL_STEP];
-        [[unroll]] for (uint r = 0; r < TM; r++) {
-            uint n = first_row + row + r * ROW_STEP;
+    [[unroll]] for (uint r = 0; r < TM; r++) {
+        uint n = first_row + row + r * ROW_STEP;
+        float bias = bias_at(p.bias, expert * p.n + min(n, p.n - 1), weights);
+        [[unroll]] for (uint c = 0; c < TN; c++) {
+            uint q = y_row[col + c * COL_STEP];
             if (q != NOTHING && n < p.n) {
-                float total = sum[r][c];
-                if (p.bias != 0) {
-                    total += F32s(p.bias).f[expert * p.n + n];
-                }
-                y[q * p.n + n] = total;
+                y[q * p.n + n] = sum[r][c] + bias;
             }
         }
     }

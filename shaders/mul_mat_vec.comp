@@ -1,6 +1,7 @@
 #version 460
 #include "common.glsl"
 #include "weights.glsl"
+#include "bias.glsl"
 // Product of a weight matrix with few rows of activations, for decoding: memory-bound, so each weight
 // is read once for COLS columns. y[t][r] = bias[r] + sum_k W[r][k] * x[t][k], r < n.
 //   dense    t < m, in blocks of COLS
@@ -60,9 +61,13 @@ void main() {
     for (uint first_row = (grid_item() * gl_NumSubgroups + gl_SubgroupID) * ROWS; first_row < p.n;
          first_row += stride) {
         uint64_t row[ROWS];
+        float bias[ROWS];
         float sum[ROWS][COLS];
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            row[r] = weights + uint64_t(min(first_row + r, p.n - 1)) * row_bytes(p.k);
+            // Rows past the last repeat it.
+            uint n = min(first_row + r, p.n - 1);
+            row[r] = weights + uint64_t(n) * row_bytes(p.k);
+            bias[r] = bias_at(p.bias, expert * p.n + n, weights);
             [[unroll]] for (uint c = 0; c < COLS; c++) {
                 sum[r][c] = 0.0;
             }
@@ -99,10 +104,7 @@ void main() {
                 uint n = first_row + r;
                 uint t = first_col + c;
                 if (subgroupElect() && n < p.n && t < p.m) {
-                    if (p.bias != 0) {
-                        total += F32s(p.bias).f[expert * p.n + n];
-                    }
-                    y[t * p.n + n] = total;
+                    y[t * p.n + n] = total + bias[r];
                 }
             }
         }

@@ -96,9 +96,11 @@ impl Engine {
         let model = Model::load(&gguf)?;
         let device = open_device(options)?;
         let tuning = Tuning::new(device.info());
-        let n_ubatch = options.n_ubatch.min(u32::from(u16::MAX));
+        let n_ubatch = options.n_ubatch.max(1);
         let budget = memory(&device, options.vram_limit_bytes);
         let kv_shape = kv_shape(&model.hparams, options, budget, &device)?;
+        let largest = pass_shape(&model.hparams, &tuning, n_ubatch, n_ubatch, kv_shape.n_ctx, None);
+        check_ubatch(&model, &largest, device.info().limits.storage_range_bytes)?;
         let scratch_bytes = scratch_bytes(&model, &tuning, n_ubatch, kv_shape.n_ctx);
         let needs = Needs {
             kv_bytes: kv_shape.bytes(&model.hparams),
@@ -180,7 +182,11 @@ impl Engine {
         self.passes(session, tokens, Outputs::Last, Some(1), |engine, _, n_outputs| {
             if n_outputs > 0 { engine.executor.read(0, &mut top) } else { Ok(()) }
         })?;
-        Ok(top[0].to_bits())
+        let id = top[0].to_bits();
+        if id < self.model.hparams.n_vocab {
+            return Ok(id);
+        }
+        Err(Error::Sampling("all logits are NaN".into()))
     }
 
     /// Runs the ubatches of `tokens`; `done` follows each, with the number of rows it put out.
@@ -329,6 +335,19 @@ fn pass_shape(
         group_from: tuning.group_from,
         group_tile: tuning.mul_mat.bn,
     }
+}
+
+/// Refuses a ubatch whose activations are larger than a kernel can bind.
+fn check_ubatch(model: &Model, shape: &PassShape, storage_range_bytes: u64) -> Result<()> {
+    let graph = model.graph(shape);
+    let largest = graph.tensors.iter().map(|t| t.bytes()).max().unwrap_or(0);
+    if largest <= storage_range_bytes {
+        return Ok(());
+    }
+    let possible = u64::from(shape.n_tokens) * storage_range_bytes / largest;
+    let problem =
+        format!("{} tokens are too many for this device; {possible} are possible", shape.n_tokens);
+    Err(Error::usage("-ub", problem))
 }
 
 /// Scratch memory for every pass of up to `n_ubatch` tokens in a context of `n_ctx`.

@@ -135,8 +135,8 @@ impl Executor {
             }
             return self.replay(&key);
         }
-        let (recorded, last) = self.record_and_submit(pass)?;
-        self.finish(&recorded, last)
+        let (recorded, points) = self.record_and_submit(pass)?;
+        self.finish(&recorded, &points)
     }
 
     /// Forgets what was recorded for a cache that is about to be dropped.
@@ -161,11 +161,9 @@ impl Executor {
             return Err(Error::usage("replay", "the pass is not recorded"));
         };
         let (key, recorded) = self.replays.remove(index);
-        let mut last = None;
-        for segment in &recorded.segments {
-            last = Some(self.device.submit(Lane::Compute, &[&segment.commands], &[])?);
-        }
-        let result = self.finish(&recorded, last);
+        let submit = |s: &Segment| self.device.submit(Lane::Compute, &[&s.commands], &[]);
+        let points: Vec<Point> = recorded.segments.iter().map(submit).collect::<Result<_>>()?;
+        let result = self.finish(&recorded, &points);
         self.replays.insert(0, (key, recorded));
         result
     }
@@ -181,14 +179,14 @@ impl Executor {
     }
 
     /// Submits each segment as soon as it is recorded.
-    fn record_and_submit(&mut self, pass: &Pass<'_>) -> Result<(Recorded, Option<Point>)> {
-        let (mut segments, mut last) = (Vec::new(), None);
+    fn record_and_submit(&mut self, pass: &Pass<'_>) -> Result<(Recorded, Vec<Point>)> {
+        let (mut segments, mut points) = (Vec::new(), Vec::new());
         self.record_each(pass, Replay::Once, |device, segment| {
-            last = Some(device.submit(Lane::Compute, &[&segment.commands], &[])?);
+            points.push(device.submit(Lane::Compute, &[&segment.commands], &[])?);
             segments.push(segment);
             Ok(())
         })?;
-        Ok((Recorded { segments }, last))
+        Ok((Recorded { segments }, points))
     }
 
     fn record_each(
@@ -250,9 +248,12 @@ impl Executor {
     }
 
     /// Waits, learns how fast the device is, and looks at what kernels reported.
-    fn finish(&mut self, recorded: &Recorded, last: Option<Point>) -> Result<()> {
-        let Some(last) = last else { return Ok(()) };
-        self.device.wait(last, "a forward pass")?;
+    fn finish(&mut self, recorded: &Recorded, points: &[Point]) -> Result<()> {
+        // One by one: the time limit is that of a submission, however long the pass is.
+        for (i, &point) in points.iter().enumerate() {
+            self.device
+                .wait(point, &format!("part {} of {} of a forward pass", i + 1, points.len()))?;
+        }
         let timed = recorded.segments.len().min(TIMED_SEGMENTS as usize) as u32;
         let ns = self.timestamps.read_ns(0..2 * timed)?;
         for (segment, ns) in recorded.segments.iter().zip(ns.chunks_exact(2)) {

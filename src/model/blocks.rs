@@ -141,8 +141,30 @@ pub struct MoeFfn {
 }
 
 impl MoeFfn {
+    /// The mixture of layer `il` if the file has its router, else a dense block.
+    pub fn load(w: &mut WeightLoader<'_>, il: u32, hp: &HParams, glu: GluOp) -> Result<Self> {
+        let router = format!("blk.{il}.ffn_gate_inp.weight");
+        let dense = format!("blk.{il}.ffn_gate.weight");
+        if w.gguf().tensor(&router).is_none() && w.gguf().tensor(&dense).is_some() {
+            return Self::load_dense(w, il, hp, glu);
+        }
+        Self::load_experts(w, il, hp.n_embd, &hp.experts, glu)
+    }
+
+    /// Looks up `blk.{il}.ffn_{gate,up,down}`.
+    fn load_dense(w: &mut WeightLoader<'_>, il: u32, hp: &HParams, glu: GluOp) -> Result<Self> {
+        let name = |part: &str| format!("blk.{il}.ffn_{part}.weight");
+        Ok(MoeFfn {
+            router: None,
+            gate: w.matrix(&name("gate"), hp.n_embd, hp.n_ff)?,
+            up: w.matrix(&name("up"), hp.n_embd, hp.n_ff)?,
+            down: w.matrix(&name("down"), hp.n_ff, hp.n_embd)?,
+            glu,
+        })
+    }
+
     /// Looks up `blk.{il}.ffn_gate_inp` and `blk.{il}.ffn_{gate,up,down}_exps`.
-    pub fn load(
+    fn load_experts(
         w: &mut WeightLoader<'_>,
         il: u32,
         n_embd: u32,

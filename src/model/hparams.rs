@@ -25,6 +25,8 @@ pub struct HParams {
     pub norm_eps: f32,
     /// Factor on the embedding.
     pub embedding_scale: f32,
+    /// Width of dense feed-forward layers, 0 if the file names none.
+    pub n_ff: u32,
     /// Attention.
     pub attention: AttentionParams,
     /// Experts.
@@ -143,6 +145,7 @@ impl<'a, 'b> KeyReader<'a, 'b> {
             n_ctx_train: self.count("context_length", u32::MAX)?,
             norm_eps: self.positive("attention.layer_norm_rms_epsilon", 1e-6)?,
             embedding_scale: 1.0,
+            n_ff: self.optional_count("feed_forward_length", 1 << 20)?.unwrap_or(0),
             attention: self.attention(n_embd, pairing)?,
             experts: self.experts(gating, renormalize)?,
         })

@@ -22,6 +22,6 @@ fn layer(w: &mut WeightLoader<'_>, il: u32, hp: &HParams) -> Result<Layer> {
         attn_norm: w.vector(&format!("blk.{il}.attn_norm.weight"), hp.n_embd)?,
         attention: Attention::load(w, il, hp.n_embd, &hp.attention)?,
         ffn_norm: w.vector(&format!("blk.{il}.ffn_norm.weight"), hp.n_embd)?,
-        ffn: MoeFfn::load(w, il, hp.n_embd, &hp.experts, GluOp::Swiglu)?,
+        ffn: MoeFfn::load(w, il, hp, GluOp::Swiglu)?,
     })
 }

@@ -15,7 +15,7 @@ use super::command::Commands;
 use super::debug;
 use super::features::Features;
 use super::info::{self, DeviceInfo, DeviceKind, Heap};
-use super::instance::{Instance, Validation};
+use super::instance::Instance;
 use super::lanes::{CopyQueue, Lane, LanePlan, QueueId, plan_lanes};
 use super::lock;
 use super::raw::RawDevice;
@@ -276,11 +276,7 @@ fn create(instance: &Instance, info: &DeviceInfo, plan: &LanePlan) -> Result<Raw
         .collect();
     let names: Vec<&CStr> = info.extensions.iter().map(|name| name.as_c_str()).collect();
     let name_pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
-    let mut optional = info.optional;
-    if instance.validation() != Validation::GpuAssisted {
-        (optional.fragment_stores, optional.vertex_stores) = (false, false);
-    }
-    let mut features = Features::to_enable(&optional);
+    let mut features = Features::to_enable(&info.optional);
     let mut features = features.link(&names);
     let create = vk::DeviceCreateInfo::default()
         .queue_create_infos(&queue_infos)

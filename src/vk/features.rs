@@ -31,6 +31,7 @@ pub(super) const OPTIONAL_EXTENSIONS: &[&CStr] = &[
 ];
 
 type Field = fn(&mut Features) -> &mut vk::Bool32;
+type Present = fn(&mut Optional) -> &mut bool;
 
 /// Features without which the engine does not run. Each is mandatory in Vulkan 1.3, or had by
 /// RADV, AMDVLK, ANV, NVIDIA, NVK, and lavapipe from 22.3.
@@ -51,7 +52,7 @@ const REQUIRED: &[(&str, Field)] = &[
 ];
 
 /// Features enabled where present, and where [`Optional`] tells of them.
-const OPTIONAL: &[(Field, fn(&mut Optional) -> &mut bool)] = &[
+const OPTIONAL: &[(Field, Present)] = &[
     (|f| &mut f.v12.shader_float16, |o| &mut o.float16),
     (|f| &mut f.v12.vulkan_memory_model, |o| &mut o.vulkan_memory_model),
     (|f| &mut f.v12.vulkan_memory_model_device_scope, |o| &mut o.memory_model_device_scope),
@@ -71,9 +72,6 @@ const OPTIONAL: &[(Field, fn(&mut Optional) -> &mut bool)] = &[
     (|f| &mut f.priority.memory_priority, |o| &mut o.memory_priority),
     (|f| &mut f.pageable.pageable_device_local_memory, |o| &mut o.pageable_device_local_memory),
     (|f| &mut f.fault.device_fault, |o| &mut o.device_fault),
-    // Only GPU-assisted validation uses these two.
-    (|f| &mut f.core.fragment_stores_and_atomics, |o| &mut o.fragment_stores),
-    (|f| &mut f.core.vertex_pipeline_stores_and_atomics, |o| &mut o.vertex_stores),
 ];
 
 /// All feature structs that the tables name.

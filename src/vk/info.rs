@@ -2,12 +2,12 @@
 #![allow(unsafe_code, reason = "asks the driver about a physical device")]
 
 use std::ffi::{CStr, CString};
-use std::fmt;
 
 use ash::{ext, khr, vk};
 
 use super::features::{Features, OPTIONAL_EXTENSIONS, REQUIRED_EXTENSIONS};
 use super::instance::Instance;
+pub use super::kind::{DeviceKind, Vendor};
 use super::raw::c_text;
 use crate::{Error, Result};
 
@@ -55,72 +55,6 @@ impl DeviceInfo {
     /// Whether its memory is the host's: nothing is gained by copying to it.
     pub fn shares_host_memory(&self) -> bool {
         matches!(self.kind, DeviceKind::Integrated | DeviceKind::Cpu)
-    }
-}
-
-/// Sort of device, in the order of preference.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DeviceKind {
-    /// A card with memory of its own.
-    Discrete,
-    /// A GPU that shares the host's memory.
-    Integrated,
-    /// A virtual machine's.
-    Virtual,
-    /// A CPU that plays GPU (lavapipe).
-    Cpu,
-    /// None of these.
-    #[default]
-    Other,
-}
-
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Discrete => "discrete",
-            Self::Integrated => "integrated",
-            Self::Virtual => "virtual",
-            Self::Cpu => "CPU",
-            Self::Other => "other",
-        })
-    }
-}
-
-/// Maker of a device, by PCI id.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Vendor {
-    /// AMD
-    Amd,
-    /// Intel
-    Intel,
-    /// NVIDIA
-    Nvidia,
-    /// Any other, with its id.
-    Other(u32),
-    /// Not asked.
-    #[default]
-    Unknown,
-}
-
-impl Vendor {
-    fn from_id(id: u32) -> Self {
-        match id {
-            0x1002 => Self::Amd,
-            0x8086 => Self::Intel,
-            0x10de => Self::Nvidia,
-            other => Self::Other(other),
-        }
-    }
-
-    /// The PCI id.
-    pub fn id(self) -> u32 {
-        match self {
-            Self::Amd => 0x1002,
-            Self::Intel => 0x8086,
-            Self::Nvidia => 0x10de,
-            Self::Other(id) => id,
-            Self::Unknown => 0,
-        }
     }
 }
 
@@ -211,8 +145,6 @@ pub struct Optional {
     pub pageable_device_local_memory: bool,
     pub external_memory_host: bool,
     pub device_fault: bool,
-    pub(super) fragment_stores: bool,
-    pub(super) vertex_stores: bool,
 }
 
 /// Parts of `VK_NV_cooperative_matrix2`.

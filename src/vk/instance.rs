@@ -2,28 +2,23 @@
 #![allow(unsafe_code, reason = "loads Vulkan and calls instance-level functions")]
 
 use std::borrow::Cow;
-use std::ffi::{CStr, c_char, c_void};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ffi::{CStr, c_char};
 
 use ash::{ext, khr, vk};
 
 use super::info::{self, DeviceInfo};
-use super::lock;
+use super::messages::{Messages, Messenger, messenger_info};
 use crate::{Error, Result};
 
 const LAYER: &CStr = c"VK_LAYER_KHRONOS_validation";
 const INSTALL: &str = "install a Vulkan driver and the loader (Debian, Ubuntu: `mesa-vulkan-drivers` or \
      NVIDIA's driver, and `libvulkan1`; Windows: the vendor's graphics driver)";
 
-/// Messages that are not our bugs: (part of the message id's name, why).
-const ALLOWED: &[(&str, &str)] = &[(
-    "UNASSIGNED-VkSemaphore-state-timeout",
-    "false report of GPU-assisted validation up to layer 1.3.239 on every vkWaitSemaphores; \
-     can go with the last layer older than 1.3.296",
-)];
+/// The first layer whose GPU-assisted checks know push descriptors. 1.3.239 takes each binding for
+/// uninitialized, skips the kernel, and needs ten seconds for every wait on a timeline.
+const GPU_ASSISTED_LAYER: (u32, u32, u32) = (1, 3, 296);
 
-/// Which checks of the validation layer run. One at a time, as the layer's authors advise.
+/// Which checks of the validation layer run: one group at a time, as the layer itself advises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Validation {
     /// None: no layer is loaded.
@@ -33,7 +28,7 @@ pub enum Validation {
     Core,
     /// Hazards: missing barriers and semaphore waits.
     Sync,
-    /// Accesses of shaders outside their buffers and addresses.
+    /// Accesses of kernels outside their buffers and addresses.
     GpuAssisted,
 }
 
@@ -66,7 +61,6 @@ pub struct Instance {
     _messenger: Option<Messenger>,
     raw: RawInstance,
     messages: Box<Messages>,
-    validation: Validation,
     debug_utils: bool,
     entry: ash::Entry,
 }
@@ -87,7 +81,7 @@ impl Instance {
             _ => Some(Messenger::new(&entry, &raw.0, &messages)?),
         };
         let debug_utils = extensions.has(ext::debug_utils::NAME);
-        Ok(Self { _messenger: messenger, raw, messages, validation, debug_utils, entry })
+        Ok(Self { _messenger: messenger, raw, messages, debug_utils, entry })
     }
 
     /// All devices: discrete ones first, then integrated, virtual, CPU, other; Vulkan's own order
@@ -108,12 +102,12 @@ impl Instance {
 
     /// Warnings and errors of the validation layer so far, without the allowed ones.
     pub fn validation_messages(&self) -> u64 {
-        self.messages.count.load(Ordering::Relaxed)
+        self.messages.count()
     }
 
     /// The first few of [`Self::validation_messages`], for a test's report.
     pub fn validation_report(&self) -> Vec<String> {
-        lock(&self.messages.first).clone()
+        self.messages.first()
     }
 
     pub(super) fn entry(&self) -> &ash::Entry {
@@ -126,10 +120,6 @@ impl Instance {
 
     pub(super) fn has_debug_utils(&self) -> bool {
         self.debug_utils
-    }
-
-    pub(super) fn validation(&self) -> Validation {
-        self.validation
     }
 }
 
@@ -155,13 +145,8 @@ impl Extensions {
         let mut available = extension_names(entry, None)?;
         let mut wanted = vec![ext::debug_utils::NAME, khr::portability_enumeration::NAME];
         if validation != Validation::Off {
-            let of_layer = extension_names(entry, Some(LAYER)).map_err(|_| {
-                Error::usage(
-                    "VKMOE_VALIDATION",
-                    "VK_LAYER_KHRONOS_validation is not installed (Debian: \
-                     `vulkan-validationlayers`)",
-                )
-            })?;
+            check_layer(entry, validation)?;
+            let of_layer = extension_names(entry, Some(LAYER))?;
             // The newer of the two ways to switch checks on, if the layer knows it.
             let newer = of_layer.iter().any(|name| name == ext::layer_settings::NAME);
             wanted.push(match newer {
@@ -177,6 +162,32 @@ impl Extensions {
     fn has(&self, name: &CStr) -> bool {
         self.0.contains(&name)
     }
+}
+
+/// Refuses checks that the installed layer cannot do.
+fn check_layer(entry: &ash::Entry, validation: Validation) -> Result<()> {
+    // SAFETY: a global function of the library that `entry` keeps loaded.
+    let layers = unsafe { entry.enumerate_instance_layer_properties() }
+        .map_err(|result| vulkan_error("list the layers", result))?;
+    let layer = layers.iter().find(|layer| layer.layer_name_as_c_str() == Ok(LAYER));
+    let refuse = |problem: String| Err(Error::usage("VKMOE_VALIDATION", problem));
+    let Some(layer) = layer else {
+        return refuse(format!(
+            "{} is not installed (Debian: `vulkan-validationlayers`)",
+            LAYER.to_string_lossy()
+        ));
+    };
+    let version = layer.spec_version;
+    let (major, minor) = (vk::api_version_major(version), vk::api_version_minor(version));
+    let patch = vk::api_version_patch(version);
+    if validation == Validation::GpuAssisted && (major, minor, patch) < GPU_ASSISTED_LAYER {
+        let (a, b, c) = GPU_ASSISTED_LAYER;
+        return refuse(format!(
+            "GPU-assisted validation needs a validation layer from {a}.{b}.{c} on; \
+             {major}.{minor}.{patch} is installed"
+        ));
+    }
+    Ok(())
 }
 
 /// Names of the extensions of the loader and drivers, or of a layer.
@@ -238,32 +249,30 @@ fn create(
     Ok(RawInstance(instance))
 }
 
-/// Switches of `VK_EXT_validation_features`.
+/// Switches of `VK_EXT_validation_features`, for layers too old for the GPU-assisted checks.
 fn enabled_features(validation: Validation) -> &'static [vk::ValidationFeatureEnableEXT] {
-    use vk::ValidationFeatureEnableEXT as Enable;
     match validation {
-        Validation::Off | Validation::Core => &[],
-        Validation::Sync => &[Enable::SYNCHRONIZATION_VALIDATION],
-        Validation::GpuAssisted => {
-            &[Enable::GPU_ASSISTED, Enable::GPU_ASSISTED_RESERVE_BINDING_SLOT]
-        }
+        Validation::Sync => &[vk::ValidationFeatureEnableEXT::SYNCHRONIZATION_VALIDATION],
+        _ => &[],
     }
 }
 
 fn disabled_features(validation: Validation) -> &'static [vk::ValidationFeatureDisableEXT] {
     match validation {
-        Validation::Off | Validation::Core => &[],
-        _ => &[vk::ValidationFeatureDisableEXT::CORE_CHECKS],
+        Validation::Sync => &[vk::ValidationFeatureDisableEXT::CORE_CHECKS],
+        _ => &[],
     }
 }
 
-/// The same switches for `VK_EXT_layer_settings`.
-fn layer_switches(validation: Validation) -> [(&'static CStr, vk::Bool32); 3] {
+/// Switches of `VK_EXT_layer_settings`.
+fn layer_switches(validation: Validation) -> [(&'static CStr, vk::Bool32); 4] {
     let is = |which| vk::Bool32::from(validation == which);
     [
         (c"validate_core", is(Validation::Core)),
         (c"validate_sync", is(Validation::Sync)),
         (c"gpuav_enable", is(Validation::GpuAssisted)),
+        // On by default, with a warning on every device without ray queries.
+        (c"gpuav_validate_ray_query", vk::FALSE),
     ]
 }
 
@@ -286,96 +295,4 @@ impl Drop for RawInstance {
         // SAFETY: devices hold an `Arc<Instance>`, the messenger is an earlier field: all are gone.
         unsafe { self.0.destroy_instance(None) };
     }
-}
-
-/// What the messenger saw.
-#[derive(Default)]
-struct Messages {
-    count: AtomicU64,
-    first: Mutex<Vec<String>>,
-}
-
-impl Messages {
-    const KEPT: usize = 16;
-
-    fn add(&self, severity: vk::DebugUtilsMessageSeverityFlagsEXT, id: &str, text: &str) {
-        if let Some((_, reason)) = ALLOWED.iter().find(|(allowed, _)| id.contains(allowed)) {
-            return log::debug!("validation message {id} is allowed: {reason}");
-        }
-        self.count.fetch_add(1, Ordering::Relaxed);
-        match severity.contains(vk::DebugUtilsMessageSeverityFlagsEXT::ERROR) {
-            true => log::error!("validation: {id}: {text}"),
-            false => log::warn!("validation: {id}: {text}"),
-        }
-        let mut first = lock(&self.first);
-        if first.len() < Self::KEPT {
-            first.push(format!("{id}: {text}"));
-        }
-    }
-}
-
-/// Owner of the debug messenger.
-struct Messenger {
-    utils: ext::debug_utils::Instance,
-    handle: vk::DebugUtilsMessengerEXT,
-}
-
-impl Messenger {
-    fn new(entry: &ash::Entry, instance: &ash::Instance, messages: &Messages) -> Result<Self> {
-        let utils = ext::debug_utils::Instance::new(entry, instance);
-        let info = messenger_info(messages);
-        // SAFETY: `messages` is boxed in the Instance that owns this messenger, a later field.
-        let handle = unsafe { utils.create_debug_utils_messenger(&info, None) }
-            .map_err(|result| vulkan_error("create the debug messenger", result))?;
-        Ok(Self { utils, handle })
-    }
-}
-
-impl Drop for Messenger {
-    fn drop(&mut self) {
-        // SAFETY: owned here alone; the VkInstance is a later field of the owner.
-        unsafe { self.utils.destroy_debug_utils_messenger(self.handle, None) };
-    }
-}
-
-fn messenger_info(messages: &Messages) -> vk::DebugUtilsMessengerCreateInfoEXT<'static> {
-    vk::DebugUtilsMessengerCreateInfoEXT::default()
-        .message_severity(
-            vk::DebugUtilsMessageSeverityFlagsEXT::WARNING
-                | vk::DebugUtilsMessageSeverityFlagsEXT::ERROR,
-        )
-        .message_type(
-            vk::DebugUtilsMessageTypeFlagsEXT::GENERAL
-                | vk::DebugUtilsMessageTypeFlagsEXT::VALIDATION
-                | vk::DebugUtilsMessageTypeFlagsEXT::PERFORMANCE,
-        )
-        .pfn_user_callback(Some(on_message))
-        .user_data(std::ptr::from_ref(messages).cast_mut().cast())
-}
-
-/// Counts and logs. Messages of type GENERAL come from the loader (drivers that it skipped, its
-/// "terminator" notes), not from checks of our calls: they are logged only.
-unsafe extern "system" fn on_message(
-    severity: vk::DebugUtilsMessageSeverityFlagsEXT,
-    types: vk::DebugUtilsMessageTypeFlagsEXT,
-    data: *const vk::DebugUtilsMessengerCallbackDataEXT<'_>,
-    user: *mut c_void,
-) -> vk::Bool32 {
-    // SAFETY: `user` is the `Messages` that the Instance owns longer than its messenger.
-    let messages = unsafe { user.cast::<Messages>().as_ref() };
-    // SAFETY: Vulkan passes a valid pointer for the time of the call.
-    let data = unsafe { data.as_ref() };
-    if let (Some(messages), Some(data)) = (messages, data) {
-        // SAFETY: the id is a C string or null, valid for the time of the call.
-        let id = unsafe { data.message_id_name_as_c_str() }.unwrap_or_default().to_string_lossy();
-        // SAFETY: as the id.
-        let text = unsafe { data.message_as_c_str() }.unwrap_or_default().to_string_lossy();
-        match types.contains(vk::DebugUtilsMessageTypeFlagsEXT::GENERAL)
-            && !id.contains("UNASSIGNED")
-        {
-            true => log::debug!("Vulkan loader: {text}"),
-            false => messages.add(severity, &id, &text),
-        }
-    }
-    vk::FALSE
 }

@@ -24,6 +24,9 @@ pub enum MemoryKind {
     Upload,
 }
 
+/// From this size on a buffer has an allocation of its own: half of VMA's block, as VMA itself would.
+const DEDICATED_BYTES: u64 = 128 << 20;
+
 /// A buffer with memory and a device address. A clone is another handle of the same memory, which is
 /// freed after the last handle is dropped and both lanes passed what was submitted before that.
 #[derive(Clone)]
@@ -46,10 +49,10 @@ impl Buffer {
         let largest = device.info().limits.buffer_bytes;
         if bytes > largest {
             return Err(Error::OutOfMemory {
-                what: name.to_owned(),
+                what: format!("buffer {name} (the driver's limit of one buffer)"),
                 needed_bytes: bytes,
                 available_bytes: largest,
-                hint: " in one buffer of this driver".to_owned(),
+                hint: String::new(),
             });
         }
         let (buffer, allocation) = allocate(device, name, bytes, kind)?;
@@ -174,7 +177,12 @@ fn allocate(
     if families[0] != families[1] {
         info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(&families);
     }
-    let create = allocation_info(kind);
+    let mut create = allocation_info(kind);
+    // VMA compares with the budget only where an allocation is asked to stand alone, or where a
+    // new block is made.
+    if bytes >= DEDICATED_BYTES {
+        create.flags |= Flags::DEDICATED_MEMORY;
+    }
     // SAFETY: the device outlives the buffer, whose owner holds an `Arc` of it.
     let first = unsafe { device.allocator().create_buffer(&info, &create) };
     let result = match first {
@@ -240,13 +248,11 @@ fn out_of_memory(device: &Device, name: &str, bytes: u64, kind: MemoryKind) -> E
         .iter()
         .filter(|heap| heap.device_local == local)
         .map(|heap| heap.budget_bytes.saturating_sub(heap.usage_bytes));
+    let place = if local { "device memory" } else { "host memory for the device" };
     Error::OutOfMemory {
-        what: name.to_owned(),
+        what: format!("buffer {name} ({place})"),
         needed_bytes: bytes,
         available_bytes: left.max().unwrap_or(0),
-        hint: match local {
-            true => " on the device".to_owned(),
-            false => " for the device in host memory".to_owned(),
-        },
+        hint: String::new(),
     }
 }

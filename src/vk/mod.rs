@@ -1,9 +1,9 @@
 //! The Vulkan base: everything that touches a driver, and nothing that knows a model.
 //!
-//! Reading order: [`instance`] finds the devices that [`info`] describes and [`choose`] picks from;
-//! [`lanes`] maps the two logical lanes to queues; [`device`] owns allocator, queues and the list of
-//! things to destroy later ([`retire`]); [`memory`], [`pipeline`], [`query`] are the objects;
-//! [`command`] records with them, [`barrier`] being the only barrier; [`timeline`] says when
+//! Reading order: `instance` finds the devices that `info` describes and `choose` picks from;
+//! `lanes` maps the two logical lanes to queues; `device` owns allocator, queues and the list of
+//! things to destroy later (`retire`); `memory`, `pipeline`, `query` are the objects;
+//! `command` records with them, `barrier` being the only barrier; `timeline` says when
 //! submitted work is done.
 //!
 //! Rules of this zone: one `unsafe` operation a block, with a `// SAFETY:` line that names the
@@ -20,8 +20,10 @@ mod device;
 mod features;
 mod info;
 mod instance;
+mod kind;
 mod lanes;
 mod memory;
+mod messages;
 mod pipeline;
 mod query;
 mod raw;

@@ -5,6 +5,7 @@ use crate::harness::{fold, gpu};
 use crate::reference::attention::Attention;
 use crate::reference::kv::{ALL, KvType};
 use crate::reference::random::Random;
+use std::time::{Duration, Instant};
 use vkmoe::exec::attention::{AttentionShape, n_splits};
 use vkmoe::push::{FlashAttn, FlashAttnMerge};
 
@@ -94,11 +95,36 @@ fn window_softcap_sinks() {
 }
 
 #[test]
-fn one_token_over_500_keys_is_fast() {
+fn one_token_over_500_keys() {
     for heads in [(8, 8), (8, 2)] {
         let case = Case { heads, n_kv: 500, types: (KvType::F16, KvType::F16), ..PLAIN };
-        let row_blocks = 1;
-        check(Case { n_splits: n_splits(row_blocks, heads.1 as u32, 500), ..case });
+        check(Case { n_splits: n_splits(1, heads.1 as u32, 500), ..case });
+    }
+}
+
+/// Prints times: `cargo test --test gpu -- --ignored --nocapture flash_attn::times`.
+#[test]
+#[ignore = "a measurement"]
+fn times() {
+    let f16 = (KvType::F16, KvType::F16);
+    let plain = Case { types: f16, ..PLAIN };
+    for case in [
+        Case { heads: (8, 8), n_kv: 500, n_splits: n_splits(1, 8, 500), ..plain },
+        Case { heads: (8, 2), n_kv: 500, n_splits: n_splits(1, 2, 500), ..plain },
+        Case { heads: (8, 2), n_kv: 500, ..plain },
+        Case {
+            head: (128, 128),
+            heads: (32, 4),
+            n_kv: 4096,
+            n_splits: n_splits(1, 4, 4096),
+            ..plain
+        },
+        Case { heads: (8, 2), n_tokens: 128, n_kv: 128, ..plain },
+        Case { head: (128, 128), heads: (32, 4), n_tokens: 512, n_kv: 512, ..plain },
+    ] {
+        let data = case.data();
+        let quickest = (0..20).map(|_| case.timed(&data).1).min().unwrap_or_default();
+        println!("{quickest:?} {case:?}");
     }
 }
 
@@ -146,6 +172,11 @@ impl Case {
     }
 
     fn run(&self, data: &Data) -> Vec<f32> {
+        self.timed(data).0
+    }
+
+    /// The result, and how long the device took, a submission and a wait included.
+    fn timed(&self, data: &Data) -> (Vec<f32>, Duration) {
         let gpu = gpu();
         let n_rows = self.n_tokens * self.heads.0;
         let rows = (self.n_tokens * (self.heads.0 / self.heads.1)) as u32;
@@ -178,6 +209,7 @@ impl Case {
             &partial,
         ];
         let grid = [shape.row_blocks(tile), self.heads.1 as u32, self.n_splits];
+        let start = Instant::now();
         gpu.run("flash_attn", &spec, &push, &buffers, grid);
         if self.n_splits > 1 {
             let push = FlashAttnMerge {
@@ -190,7 +222,8 @@ impl Case {
             let [x, y] = fold(push.n_rows);
             gpu.run("flash_attn_merge", &[64], &push, &[&partial, &out], [x, y, 1]);
         }
-        gpu.read(&out)
+        let took = start.elapsed();
+        (gpu.read(&out), took)
     }
 }
 
