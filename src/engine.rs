@@ -89,9 +89,6 @@ pub enum Outputs {
 impl Engine {
     /// Opens a model and loads it, with a progress bar.
     pub fn open(path: &Path, options: &EngineOptions) -> Result<Engine> {
-        if options.n_ubatch == 0 {
-            return Err(Error::usage("-ub", "is 0, at least 1 is needed"));
-        }
         let gguf = Gguf::open(path)?;
         let model = Model::load(&gguf)?;
         let device = open_device(options)?;

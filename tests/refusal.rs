@@ -391,10 +391,12 @@ fn tokens_outside_the_vocabulary() {
 }
 
 #[test]
-fn an_ubatch_of_no_tokens() {
+fn an_ubatch_of_no_tokens_is_one_of_one() {
     let (_dir, path) = write(&tiny());
-    let refused = Engine::open(&path, &EngineOptions { n_ubatch: 0, ..options() }).err().unwrap();
-    assert_eq!(refused.to_string(), "-ub: is 0, at least 1 is needed");
+    let mut engine = Engine::open(&path, &EngineOptions { n_ubatch: 0, ..options() }).unwrap();
+    let mut session = engine.session().unwrap();
+    eval(&mut engine, &mut session, &[1, 2, 3]).unwrap();
+    assert_eq!(session.n_past(), 3);
 }
 
 #[test]

@@ -1,0 +1,157 @@
+//! The demo model answers what it was trained to answer, all the way from text to text: tokenizer,
+//! chat template, prefill, greedy decoding.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+#![allow(missing_docs, reason = "a test's name says what it shows")]
+
+mod common;
+#[path = "gpu/reference/random.rs"]
+mod random;
+
+use common::vulkan::{assert_clean, validation};
+use random::Random;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use vkmoe::engine::{Engine, EngineOptions};
+use vkmoe::tokenizer::{ChatTemplate, Message, Tokenizer, Vocab};
+
+const NAMES: &[&str] = &[
+    "Felix", "Mia", "Luca", "Rosa", "Hugo", "Otto", "Anna", "Nora", "Oscar", "Leo", "Ella", "Ruby",
+    "Paul", "Iris", "Noah", "Tom", "Theo", "June", "Zoe", "Clara",
+];
+const WORDS: &[&str] = &[
+    "lantern", "cherry", "carpet", "willow", "dragon", "pencil", "cedar", "raven", "maple", "butter",
+    "ginger", "copper", "falcon", "comet", "walnut", "sugar", "violet", "wizard", "window", "planet",
+];
+const PLACES: &[&str] =
+    &["garden", "village", "meadow", "library", "beach", "harbor", "barn", "bridge", "lake", "forest"];
+const THINGS: &[&str] = &["map", "bell", "book", "flute", "drum", "basket", "candle", "kite", "hat"];
+const COLORS: &[&str] = &["blue", "red", "green", "yellow", "tiny", "wooden", "golden", "old"];
+
+fn one<'a>(random: &mut Random, of: &[&'a str]) -> &'a str {
+    of[random.below(of.len() as u32) as usize]
+}
+
+/// A sentence such as the model was trained with.
+fn filler(random: &mut Random) -> String {
+    let (name, place) = (one(random, NAMES), one(random, PLACES));
+    match random.below(3) {
+        0 => format!("{name} walked from the {place} to the {}.", one(random, PLACES)),
+        1 => {
+            let (color, thing) = (one(random, COLORS), one(random, THINGS));
+            format!("{name} carried a {color} {thing} to the {place}.")
+        }
+        _ => {
+            let (color, thing) = (one(random, COLORS), one(random, THINGS));
+            format!("{name} saw a {color} {thing} near the {place}.")
+        }
+    }
+}
+
+/// The model with what turns text into tokens.
+struct Demo {
+    engine: Engine,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+}
+
+impl Demo {
+    fn open() -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-q4_k_m.gguf");
+        let options = EngineOptions { n_ctx: 2048, validation: validation(), ..Default::default() };
+        let engine = Engine::open(&path, &options).unwrap();
+        let tokenizer = Tokenizer::new(Vocab::from_gguf(engine.gguf()).unwrap()).unwrap();
+        let template = tokenizer.chat_template().unwrap();
+        Demo { engine, tokenizer, template }
+    }
+
+    /// The answer to one message, of at most `n` tokens.
+    fn answer(&mut self, message: &str, n: usize) -> String {
+        let messages = [Message::new("user", message)];
+        let args = self.tokenizer.template_args(true);
+        let prompt = self.tokenizer.encode_chat(&self.template, &messages, &args).unwrap();
+        let mut session = self.engine.session().unwrap();
+        let mut next = self.engine.eval_greedy(&mut session, &prompt).unwrap();
+        let mut answer = Vec::new();
+        while !self.tokenizer.is_end_of_generation(next) && answer.len() < n {
+            answer.push(next);
+            next = self.engine.eval_greedy(&mut session, &[next]).unwrap();
+        }
+        self.engine.close(session);
+        self.tokenizer.decode(&answer, false)
+    }
+}
+
+/// The words of an answer.
+fn has_word(answer: &str, word: &str) -> bool {
+    answer.split(|c: char| !c.is_alphanumeric()).any(|found| found == word)
+}
+
+/// Twenty secrets, each told somewhere among `n_fillers` sentences and asked for at the end.
+fn recall(n_fillers: usize) {
+    let mut demo = Demo::open();
+    let mut random = Random(n_fillers as u64);
+    let mut wrong = Vec::new();
+    for (name, word) in NAMES.iter().zip(WORDS) {
+        let mut sentences: Vec<String> = (0..n_fillers).map(|_| filler(&mut random)).collect();
+        let at = random.below(n_fillers as u32 + 1) as usize;
+        sentences.insert(at, format!("The secret word of {name} is {word}."));
+        let question = format!("{} What is the secret word of {name}?", sentences.join(" "));
+        let answer = demo.answer(&question, 12);
+        if !has_word(&answer, word) {
+            wrong.push(format!("{name}, {word}, at {at}: {answer}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong: {wrong:#?}", wrong.len());
+    assert_clean(demo.engine.device().instance());
+}
+
+#[test]
+fn recall_among_5_sentences() {
+    recall(5);
+}
+
+#[test]
+fn recall_among_20_sentences() {
+    recall(20);
+}
+
+#[test]
+fn recall_among_60_sentences() {
+    recall(60);
+}
+
+#[test]
+fn recall_among_100_sentences() {
+    recall(100);
+}
+
+#[test]
+fn sums() {
+    let mut demo = Demo::open();
+    let mut random = Random(1);
+    let mut wrong = Vec::new();
+    for _ in 0..20 {
+        let (a, b) = (random.below(100), random.below(100));
+        let answer = demo.answer(&format!("What is {a} plus {b}?"), 12);
+        if !has_word(&answer, &(a + b).to_string()) {
+            wrong.push(format!("{a} + {b}: {answer}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong: {wrong:#?}", wrong.len());
+    assert_clean(demo.engine.device().instance());
+}
+
+/// What is required of a release build on two cores is 20 tokens a second; this is neither, and other
+/// tests run beside it, so only a slowness of another order fails.
+#[test]
+fn a_story_is_told_while_one_waits() {
+    let mut demo = Demo::open();
+    demo.answer("Tell me a story about a fox.", 4);
+    let since = Instant::now();
+    let story = demo.answer("Tell me a story about a fox.", 40);
+    let taken = since.elapsed();
+    println!("{taken:?}: {story}");
+    assert!(story.contains("fox"), "{story}");
+    assert!(taken < Duration::from_secs(60), "{taken:?}");
+}
