@@ -6,6 +6,7 @@
 
 mod common;
 #[path = "gpu/reference/random.rs"]
+#[allow(dead_code, reason = "only choices are made here")]
 mod random;
 
 use common::vulkan::{assert_clean, validation};
@@ -20,12 +21,15 @@ const NAMES: &[&str] = &[
     "Paul", "Iris", "Noah", "Tom", "Theo", "June", "Zoe", "Clara",
 ];
 const WORDS: &[&str] = &[
-    "lantern", "cherry", "carpet", "willow", "dragon", "pencil", "cedar", "raven", "maple", "butter",
-    "ginger", "copper", "falcon", "comet", "walnut", "sugar", "violet", "wizard", "window", "planet",
+    "lantern", "cherry", "carpet", "willow", "dragon", "pencil", "cedar", "raven", "maple",
+    "butter", "ginger", "copper", "falcon", "comet", "walnut", "sugar", "violet", "wizard",
+    "window", "planet",
 ];
-const PLACES: &[&str] =
-    &["garden", "village", "meadow", "library", "beach", "harbor", "barn", "bridge", "lake", "forest"];
-const THINGS: &[&str] = &["map", "bell", "book", "flute", "drum", "basket", "candle", "kite", "hat"];
+const PLACES: &[&str] = &[
+    "garden", "village", "meadow", "library", "beach", "harbor", "barn", "bridge", "lake", "forest",
+];
+const THINGS: &[&str] =
+    &["map", "bell", "book", "flute", "drum", "basket", "candle", "kite", "hat"];
 const COLORS: &[&str] = &["blue", "red", "green", "yellow", "tiny", "wooden", "golden", "old"];
 
 fn one<'a>(random: &mut Random, of: &[&'a str]) -> &'a str {

@@ -258,10 +258,19 @@ fn experts_of_q6_k_at_two_byte_alignment() {
     });
 }
 
+/// Rows that are not whole groups of eight or four elements, beside rows that are.
+#[test]
+fn rows_of_41_and_25_elements() {
+    for types in [|_: &str| GgmlType::F32, |_: &str| GgmlType::F16, |_: &str| GgmlType::BF16] {
+        check(&Tiny { n_embd: 41, n_ff: 25, n_expert: 5, types, ..Tiny::default() });
+    }
+}
+
 /// Ubatches whose ends meet no tile's.
 #[test]
 fn every_ubatch() {
-    let tiny = Tiny { n_expert: 5, n_used: 3, n_head: 4, head_k: 40, head_v: 32, ..Tiny::default() };
+    let tiny =
+        Tiny { n_expert: 5, n_used: 3, n_head: 4, head_k: 40, head_v: 32, ..Tiny::default() };
     let (_dir, path) = write(&tiny.build());
     for n_ubatch in [1, 2, 3, 9, 33, 64] {
         check_file(&path, tiny.n_vocab, n_ubatch, &[9, 100]);

@@ -175,7 +175,8 @@ fn heads_of_unsupported_sizes() {
         assert_refused(&with(name, Value::U32(24)), &words);
     }
     // Without the key, the width is shared out.
-    let shared = without_key(with("attention.head_count", Value::U32(4)), &key("attention.key_length"));
+    let shared =
+        without_key(with("attention.head_count", Value::U32(4)), &key("attention.key_length"));
     let words = "key `qwen3moe.attention.key_length`: \
                  is 16; heads of 32 to 256, in steps of 8, are supported";
     assert_refused(&shared, words);
@@ -326,29 +327,20 @@ fn with_router_weight(il: u32, value: f32) -> GgufBuilder {
 #[test]
 fn routers_that_are_no_numbers() {
     for il in [0, 1] {
-        for weight in [f32::NAN, f32::INFINITY] {
-            let (_dir, mut engine) = open(&with_router_weight(il, weight));
-            // Few tokens and many, so that an infinite weight meets both signs.
-            for tokens in [&[1][..], &[1, 2, 3, 4, 5, 6, 7, 8, 9]] {
-                let mut session = engine.session().unwrap();
-                match eval(&mut engine, &mut session, tokens) {
-                    Err(e) => assert_eq!(
-                        e.to_string(),
-                        format!(
-                            "layer {il}: the router's logits are NaN; \
-                             the file is damaged or the model overflows"
-                        )
-                    ),
-                    // Minus infinity is an expert that is never chosen.
-                    Ok(logits) => {
-                        assert!(weight.is_infinite() && tokens.len() == 1);
-                        assert!(logits.iter().all(|l| l.is_finite()), "{il} {weight}: {logits:?}");
-                    }
-                }
-                engine.close(session);
-            }
-            assert_clean(engine.device().instance());
+        let (_dir, mut engine) = open(&with_router_weight(il, f32::NAN));
+        let words = format!(
+            "layer {il}: the router's logits are NaN; the file is damaged or the model overflows"
+        );
+        // Few tokens and many go through other kernels.
+        for tokens in [&[1][..], &[1, 2, 3, 4, 5, 6, 7, 8, 9]] {
+            let mut session = engine.session().unwrap();
+            let refused = eval(&mut engine, &mut session, tokens).unwrap_err();
+            assert_eq!(refused.to_string(), words);
+            let refused = engine.eval_greedy(&mut session, tokens).unwrap_err();
+            assert_eq!(refused.to_string(), words);
+            engine.close(session);
         }
+        assert_clean(engine.device().instance());
     }
 }
 
