@@ -5,16 +5,14 @@
 #![allow(missing_docs, reason = "a test's name says what it shows")]
 
 mod common;
-#[path = "gpu/reference/random.rs"]
-#[allow(dead_code, reason = "only choices are made here")]
-mod random;
+mod reference_model;
 
 use common::vulkan::{assert_clean, validation};
-use random::Random;
+use reference_model::{Random, ReferenceModel};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use vkmoe::engine::{Engine, EngineOptions};
-use vkmoe::tokenizer::{ChatTemplate, Message, Tokenizer, Vocab};
+use vkmoe::engine::{Engine, EngineOptions, Outputs};
+use vkmoe::tokenizer::{ChatTemplate, Message, Special, Tokenizer, Vocab};
 
 const NAMES: &[&str] = &[
     "Felix", "Mia", "Luca", "Rosa", "Hugo", "Otto", "Anna", "Nora", "Oscar", "Leo", "Ella", "Ruby",
@@ -91,19 +89,19 @@ fn has_word(answer: &str, word: &str) -> bool {
     answer.split(|c: char| !c.is_alphanumeric()).any(|found| found == word)
 }
 
-/// Secrets, each told among `n_fillers` sentences and asked for at the end: the first question's before
-/// all of them, the last one's after, the others' evenly between.
+/// Secrets, each told among `n_fillers` sentences, evenly spread, and asked for at the end.
 fn recall(n_fillers: usize, n_questions: usize) {
     let mut demo = Demo::open();
     let mut random = Random(n_fillers as u64);
     let mut wrong = Vec::new();
     for (i, (name, word)) in NAMES.iter().zip(WORDS).take(n_questions).enumerate() {
         let mut sentences: Vec<String> = (0..n_fillers).map(|_| filler(&mut random)).collect();
-        let at = n_fillers * i / (n_questions - 1);
+        let at = n_fillers * (i + 1) / (n_questions + 1);
         sentences.insert(at, format!("The secret word of {name} is {word}."));
         let question = format!("{} What is the secret word of {name}?", sentences.join(" "));
         let answer = demo.answer(&question, 12);
-        println!("{word} at {at} of {n_fillers}: {answer}");
+        let n_tokens = demo.tokenizer.encode(&question, Special::Plain).unwrap().len();
+        println!("{word} at {at} of {n_fillers}, {n_tokens} tokens: {answer}");
         if !has_word(&answer, word) {
             wrong.push(format!("{name}, {word}, at {at}: {answer}"));
         }
@@ -168,4 +166,42 @@ fn a_story_is_told_while_one_waits() {
     println!("{taken:?}: {story}");
     assert!(story.contains("fox"), "{story}");
     assert!(taken < Duration::from_secs(60), "{taken:?}");
+}
+
+/// The prompt of 916 tokens whose secret is told first: the model gets it wrong, and the reference
+/// says so too.
+#[test]
+#[ignore = "a minute of f64 arithmetic"]
+fn a_long_prompt_has_the_logits_of_the_reference() {
+    let mut demo = Demo::open();
+    let mut random = Random(100);
+    let fillers: Vec<String> = (0..100).map(|_| filler(&mut random)).collect();
+    let message = format!(
+        "The secret word of Felix is lantern. {} What is the secret word of Felix?",
+        fillers.join(" ")
+    );
+    let args = demo.tokenizer.template_args(true);
+    let messages = [Message::new("user", message)];
+    let prompt = demo.tokenizer.encode_chat(&demo.template, &messages, &args).unwrap();
+    let mut session = demo.engine.session().unwrap();
+    let mut found = Vec::new();
+    let sink = |_, logits: &[f32]| {
+        found = logits.to_vec();
+        Ok(())
+    };
+    demo.engine.eval(&mut session, &prompt, Outputs::Last, sink).unwrap();
+    let forward = ReferenceModel::new(demo.engine.gguf()).forward(&prompt);
+    let expected = forward.logits.last().unwrap();
+    let best = |logits: &[f64]| {
+        let mut ids: Vec<usize> = (0..logits.len()).collect();
+        ids.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+        ids.truncate(3);
+        let name = |&id: &usize| (demo.tokenizer.decode(&[id as u32], true), logits[id]);
+        ids.iter().map(name).collect::<Vec<_>>()
+    };
+    let found: Vec<f64> = found.into_iter().map(f64::from).collect();
+    let off = found.iter().zip(expected).map(|(f, e)| (f - e).abs()).fold(0.0, f64::max);
+    println!("off by {off}: {:?}, reference {:?}", best(&found), best(expected));
+    // Keys and values are f16 here.
+    assert!(off < 0.1, "off by {off}");
 }
