@@ -14,6 +14,10 @@ pub(super) fn load(w: &mut WeightLoader<'_>) -> Result<(HParams, Vec<Layer>)> {
 }
 
 fn layer(w: &mut WeightLoader<'_>, il: u32, hp: &HParams) -> Result<Layer> {
+    // Optional in the shared block, never absent in this architecture.
+    for norm in ["attn_q_norm", "attn_k_norm"] {
+        w.gguf().require(&format!("blk.{il}.{norm}.weight"))?;
+    }
     Ok(Layer {
         attn_norm: w.vector(&format!("blk.{il}.attn_norm.weight"), hp.n_embd)?,
         attention: Attention::load(w, il, hp.n_embd, &hp.attention)?,
