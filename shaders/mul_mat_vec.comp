@@ -58,8 +58,11 @@ void main() {
     bool ragged = QUANT_BLOCK == 1 && (p.k & 7) != 0;
 
     uint stride = gl_NumWorkGroups.x * gl_NumWorkGroups.y * gl_NumSubgroups * ROWS;
-    for (uint first_row = (grid_item() * gl_NumSubgroups + gl_SubgroupID) * ROWS; first_row < p.n;
-         first_row += stride) {
+    // A subgroup past the last rows repeats them: lavapipe 26.1 runs uniform loads also where no lane is
+    // active, and under GPU-assisted validation such a load has no valid address.
+    uint last_row = (p.n - 1) / ROWS * ROWS;
+    for (uint first_row = min((grid_item() * gl_NumSubgroups + gl_SubgroupID) * ROWS, last_row);
+         first_row < p.n; first_row += stride) {
         uint64_t row[ROWS];
         float bias[ROWS];
         float sum[ROWS][COLS];

@@ -23,25 +23,30 @@ layout(binding = 2, scalar) readonly buffer Residual { float residual[]; };
 layout(binding = 3, scalar) buffer Sum { float sum[]; };
 
 // The squares of this thread's part of a row: elements first, first + step, ...
-float square_part(uint row, uint first, uint step) {
+float square_part(uint row, bool store, uint first, uint step) {
     float squares = 0.0;
     for (uint i = first; i < p.n; i += step) {
         float s = x[row * p.n + i];
         if (HAS_RESIDUAL) {
             s += residual[row * p.n + i];
-            sum[row * p.n + i] = s;
+            if (store) {
+                sum[row * p.n + i] = s;
+            }
         }
         squares += s * s;
     }
     return squares;
 }
 
-void store_part(uint row, float squares, uint first, uint step) {
+void store_part(uint row, bool store, float squares, uint first, uint step) {
     float norm = 1.0 / sqrt(squares / float(p.n) + p.eps);
     F32s weight = F32s(p.weight);
     for (uint i = first; i < p.n; i += step) {
         float s = HAS_RESIDUAL ? sum[row * p.n + i] : x[row * p.n + i];
-        y[row * p.n + i] = HAS_WEIGHT ? s * norm * weight.f[i] : s * norm;
+        s = HAS_WEIGHT ? s * norm * weight.f[i] : s * norm;
+        if (store) {
+            y[row * p.n + i] = s;
+        }
     }
 }
 
@@ -49,14 +54,17 @@ void main() {
     if (ROWS_PER_GROUP == 1) {
         uint row = grid_item();
         if (row < p.n_rows) {
-            float squares = group_sum(square_part(row, gl_LocalInvocationID.x, gl_WorkGroupSize.x));
-            store_part(row, squares, gl_LocalInvocationID.x, gl_WorkGroupSize.x);
+            float squares = group_sum(square_part(row, true, gl_LocalInvocationID.x, gl_WorkGroupSize.x));
+            store_part(row, true, squares, gl_LocalInvocationID.x, gl_WorkGroupSize.x);
         }
         return;
     }
-    uint end = min((grid_item() + 1) * ROWS_PER_GROUP, p.n_rows);
-    for (uint row = grid_item() * ROWS_PER_GROUP + gl_SubgroupID; row < end; row += gl_NumSubgroups) {
-        float squares = subgroupAdd(square_part(row, gl_SubgroupInvocationID, gl_SubgroupSize));
-        store_part(row, squares, gl_SubgroupInvocationID, gl_SubgroupSize);
+    // A subgroup past the last row goes through the motions: lavapipe 26.1 runs uniform loads also where
+    // no lane is active, and under GPU-assisted validation such a load has no valid address.
+    for (uint i = gl_SubgroupID; i < ROWS_PER_GROUP; i += gl_NumSubgroups) {
+        uint row = min(grid_item() * ROWS_PER_GROUP + i, p.n_rows - 1);
+        bool store = grid_item() * ROWS_PER_GROUP + i < p.n_rows;
+        float squares = subgroupAdd(square_part(row, store, gl_SubgroupInvocationID, gl_SubgroupSize));
+        store_part(row, store, squares, gl_SubgroupInvocationID, gl_SubgroupSize);
     }
 }

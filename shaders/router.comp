@@ -6,7 +6,8 @@
 //   chosen = the n_used largest score + bias, in descending order, of equals the lower index first
 //   weight = scale * score, with NORM divided by max(sum of the chosen scores, norm_min)
 // With n_group > 1 only the n_group_used groups with the largest sum of their two best score + bias take
-// part. A token with a NaN logit gets the experts 0..n_used, and the first such layer is reported.
+// part. A token with a NaN or +inf logit, or with none but -inf, gets the experts 0..n_used, and the
+// first such layer is reported.
 // Bindings: 0 logits [n_tokens][n_expert], 1 ids u32[n_tokens][n_used], 2 weights likewise,
 //   3 status u32[1]: 0, or the layer with a NaN + 1.
 // Spec constants: 1 GATING, 2 NORM, 3 HAS_BIAS.
@@ -58,15 +59,18 @@ TAKE_BEST(take_group, group_key)
 float from_key(uint k) { return uintBitsToFloat(k >> 31 == 1 ? k & 0x7fffffffu : ~k); }
 uint to_key(uint order) { return max(order, 2); } // clear of TAKEN and GROUP_OUT
 
-// Loads the logits into `score`; is one NaN?
+// Loads the logits into `score`; are they no basis for a choice: a NaN or +inf among them, or all -inf?
 bool load_logits(uint token) {
-    uint nan = 0;
+    uint bad = 0;
+    uint finite = 0;
     for (uint i = gl_LocalInvocationID.x; i < p.n_expert; i += gl_WorkGroupSize.x) {
         float logit = logits[token * p.n_expert + i];
         score[i] = logit;
-        nan |= uint(order_key(logit) == 0);
+        uint order = order_key(logit);
+        bad |= uint(order == 0 || order == order_key(uintBitsToFloat(0x7f800000u)));
+        finite |= uint(order > order_key(uintBitsToFloat(0xff800000u)));
     }
-    return group_max(nan) == 1;
+    return group_max(bad) == 1 || group_max(finite) == 0;
 }
 
 void store_nan(uint token) {

@@ -86,8 +86,10 @@ pub enum Error {
     /// The device is gone; the text holds what `VK_EXT_device_fault` and the engine know.
     #[error("device lost: {0}")]
     DeviceLost(String),
-    /// The router of a layer produced NaN.
-    #[error("layer {il}: the router's logits are NaN; the file is damaged or the model overflows")]
+    /// The router of a layer produced NaN or infinity.
+    #[error(
+        "layer {il}: the router's logits are NaN or infinite; the file is damaged or the model overflows"
+    )]
     NanRouter {
         /// The layer.
         il: u32,

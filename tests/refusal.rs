@@ -326,10 +326,10 @@ fn with_router_weight(il: u32, value: f32) -> GgufBuilder {
 
 #[test]
 fn routers_that_are_no_numbers() {
-    for il in [0, 1] {
-        let (_dir, mut engine) = open(&with_router_weight(il, f32::NAN));
+    for (il, value) in [(0, f32::NAN), (1, f32::NAN), (0, f32::INFINITY), (1, f32::INFINITY)] {
+        let (_dir, mut engine) = open(&with_router_weight(il, value));
         let words = format!(
-            "layer {il}: the router's logits are NaN; the file is damaged or the model overflows"
+            "layer {il}: the router's logits are NaN or infinite; the file is damaged or the model overflows"
         );
         // Few tokens and many go through other kernels.
         for tokens in [&[1][..], &[1, 2, 3, 4, 5, 6, 7, 8, 9]] {

@@ -67,6 +67,7 @@ pub struct ExpertParams {
     pub scale: f32,
 }
 
+const ORIGINAL: &str = "rope.scaling.original_context_length";
 /// No model has more experts; the router's shared memory is sized for it.
 pub const MAX_EXPERTS: u32 = 512;
 
@@ -194,18 +195,23 @@ impl<'a, 'b> KeyReader<'a, 'b> {
         Ok(RopeParams { pairing, n_rot, freq_base, scaling: self.rope_scaling()? })
     }
 
+    /// YaRN without an original context counts from the stated one, as in llama.cpp.
     fn rope_scaling(&self) -> Result<RopeScaling> {
         let key = self.loader.key("rope.scaling.type");
-        let kind = self.gguf().metadata().str(&key)?.unwrap_or("none");
-        // Old files have the factor under its former name and no type.
+        let kind = self.gguf().metadata().str(&key)?.unwrap_or_default();
+        // The factor's former name.
         let legacy = self.positive("rope.scale_linear", 1.0)?;
         let factor = self.positive("rope.scaling.factor", legacy)?;
         match kind {
-            "none" if factor == 1.0 => Ok(RopeScaling::None),
-            "none" | "linear" => Ok(RopeScaling::Linear { factor }),
+            // Old files name a factor and no type.
+            "" | "linear" if factor != 1.0 => Ok(RopeScaling::Linear { factor }),
+            "" | "linear" | "none" => Ok(RopeScaling::None),
             "yarn" => Ok(RopeScaling::Yarn {
                 factor,
-                n_ctx_orig: self.count("rope.scaling.original_context_length", u32::MAX)?,
+                n_ctx_orig: match self.optional_count(ORIGINAL, u32::MAX)? {
+                    Some(n_ctx) => n_ctx,
+                    None => self.count("context_length", u32::MAX)?,
+                },
                 attn_factor: self.positive("rope.scaling.attn_factor", 1.0)?,
                 beta_fast: self.positive("rope.scaling.yarn_beta_fast", 32.0)?,
                 beta_slow: self.positive("rope.scaling.yarn_beta_slow", 1.0)?,

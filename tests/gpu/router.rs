@@ -88,8 +88,8 @@ fn minus_infinity_is_a_score() {
 }
 
 #[test]
-fn nan_is_reported_once() {
-    for nan in [f32::NAN, -f32::NAN] {
+fn what_is_no_number_is_reported_once() {
+    for nan in [f32::NAN, -f32::NAN, f32::INFINITY] {
         let router = Router { n_expert: 128, n_used: 8, ..PLAIN };
         let mut logits = distinct_logits(128, 3);
         logits[128 + 77] = nan;
