@@ -8,6 +8,7 @@ mod logits;
 mod perplexity;
 mod run;
 mod table;
+mod terminal;
 mod tokenize;
 
 use crate::cli::{Command, EngineArgs, KvTypeArg};
