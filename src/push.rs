@@ -144,9 +144,9 @@ push_constants! {
     MulMat = "mul_mat" MUL_MAT {
         /// Address of the matrix (dense).
         weights: u64,
-        /// Address of u64[n_expert], the experts' matrices (grouped).
+        /// Address of `u64[n_expert]`, the experts' matrices (grouped).
         table: u64,
-        /// Address of f32[n], or f32[n_expert][n]; 0 = none.
+        /// Address of `f32[n]`, or `f32[n_expert][n]`; 0 = none.
         bias: u64,
         /// Elements of a weight row.
         k: u32,
@@ -161,9 +161,9 @@ push_constants! {
     MulMatVec = "mul_mat_vec" MUL_MAT_VEC {
         /// Address of the matrix (dense).
         weights: u64,
-        /// Address of u64[n_expert], the experts' matrices (grouped).
+        /// Address of `u64[n_expert]`, the experts' matrices (grouped).
         table: u64,
-        /// Address of f32[n], or f32[n_expert][n]; 0 = none.
+        /// Address of `f32[n]`, or `f32[n_expert][n]`; 0 = none.
         bias: u64,
         /// Elements of a weight row.
         k: u32,
@@ -179,7 +179,7 @@ push_constants! {
 push_constants! {
     /// RMS norm of rows, with an optional residual sum.
     RmsNorm = "rms_norm" RMS_NORM {
-        /// Address of the weight, f32[n]; 0 = none.
+        /// Address of the weight, `f32[n]`; 0 = none.
         weight: u64,
         /// Elements in a row.
         n: u32,
@@ -192,7 +192,7 @@ push_constants! {
     }
     /// Rotary position embedding, in place.
     Rope = "rope" ROPE {
-        /// Address of the angles, f32[n_rot / 2], radians per position.
+        /// Address of the angles, `f32[n_rot / 2]`, radians per position.
         freqs: u64,
         /// Heads of a token.
         n_head: u32,
@@ -218,7 +218,7 @@ push_constants! {
     }
     /// Attention over the cache.
     FlashAttn = "flash_attn" FLASH_ATTN {
-        /// Address of the attention sinks, f32[n_head]; 0 = none.
+        /// Address of the attention sinks, `f32[n_head]`; 0 = none.
         sinks: u64,
         /// Tokens.
         n_tokens: u32,
@@ -239,7 +239,7 @@ push_constants! {
     }
     /// Joins the splits of `flash_attn`.
     FlashAttnMerge = "flash_attn_merge" FLASH_ATTN_MERGE {
-        /// Address of the attention sinks, f32[n_head]; 0 = none.
+        /// Address of the attention sinks, `f32[n_head]`; 0 = none.
         sinks: u64,
         /// Rows: tokens times heads.
         n_rows: u32,
@@ -252,7 +252,7 @@ push_constants! {
     }
     /// Chooses each token's experts.
     Router = "router" ROUTER {
-        /// Address of what is added to the scores for the choice, f32[n_expert]; 0 = nothing.
+        /// Address of what is added to the scores for the choice, `f32[n_expert]`; 0 = nothing.
         bias: u64,
         /// Experts, at most 512.
         n_expert: u32,

@@ -76,7 +76,7 @@ impl AttentionShape {
 }
 
 /// Four subgroups, but at least 32 threads; one subgroup for few rows on a CPU, where barriers cost more
-/// than threads bring (llvmpipe, 8 heads of 64 sharing 2 kv heads, 500 keys: 0.8 ms instead of 1.1).
+/// than threads bring.
 fn local_size(rows: u32, subgroup: u32) -> u32 {
     if subgroup <= 8 && rows <= 4 { 8 } else { (4 * subgroup).clamp(32, 128) }
 }

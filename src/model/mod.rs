@@ -1,7 +1,7 @@
 //! What a model is: hyper-parameters, the weights it needs, and its layers as blocks.
 //!
 //! Reading order: [`hparams`], [`blocks`] (attention and feed-forward, shared by all architectures),
-//! then any architecture file. A new architecture is one file and one line in [`ARCHITECTURES`].
+//! then any architecture file. A new architecture is one file and one line in `ARCHITECTURES`.
 //! Nothing here knows Vulkan.
 
 pub mod blocks;

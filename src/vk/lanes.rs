@@ -15,7 +15,7 @@ pub enum Lane {
 }
 
 impl Lane {
-    /// Both lanes, in the order of [`Lane::index`].
+    /// Both lanes, in the order of `Lane::index`.
     pub const ALL: [Lane; 2] = [Lane::Compute, Lane::Copy];
 
     pub(super) fn index(self) -> usize {

@@ -5,7 +5,6 @@ use crate::harness::{fold, gpu};
 use crate::reference::attention::Attention;
 use crate::reference::kv::{ALL, KvType};
 use crate::reference::random::Random;
-use std::time::{Duration, Instant};
 use vkmoe::exec::attention::{AttentionShape, n_splits};
 use vkmoe::push::{FlashAttn, FlashAttnMerge};
 
@@ -102,32 +101,6 @@ fn one_token_over_500_keys() {
     }
 }
 
-/// Prints times: `cargo test --test gpu -- --ignored --nocapture flash_attn::times`.
-#[test]
-#[ignore = "a measurement"]
-fn times() {
-    let f16 = (KvType::F16, KvType::F16);
-    let plain = Case { types: f16, ..PLAIN };
-    for case in [
-        Case { heads: (8, 8), n_kv: 500, n_splits: n_splits(1, 8, 500), ..plain },
-        Case { heads: (8, 2), n_kv: 500, n_splits: n_splits(1, 2, 500), ..plain },
-        Case { heads: (8, 2), n_kv: 500, ..plain },
-        Case {
-            head: (128, 128),
-            heads: (32, 4),
-            n_kv: 4096,
-            n_splits: n_splits(1, 4, 4096),
-            ..plain
-        },
-        Case { heads: (8, 2), n_tokens: 128, n_kv: 128, ..plain },
-        Case { head: (128, 128), heads: (32, 4), n_tokens: 512, n_kv: 512, ..plain },
-    ] {
-        let data = case.data();
-        let quickest = (0..20).map(|_| case.timed(&data).1).min().unwrap_or_default();
-        println!("{quickest:?} {case:?}");
-    }
-}
-
 struct Data {
     q: Vec<f32>,
     keys: Vec<u8>,
@@ -172,11 +145,6 @@ impl Case {
     }
 
     fn run(&self, data: &Data) -> Vec<f32> {
-        self.timed(data).0
-    }
-
-    /// The result, and how long the device took, a submission and a wait included.
-    fn timed(&self, data: &Data) -> (Vec<f32>, Duration) {
         let gpu = gpu();
         let n_rows = self.n_tokens * self.heads.0;
         let rows = (self.n_tokens * (self.heads.0 / self.heads.1)) as u32;
@@ -217,7 +185,6 @@ impl Case {
             &partial,
         ];
         let grid = [shape.row_blocks(tile), self.heads.1 as u32, self.n_splits];
-        let start = Instant::now();
         gpu.run("flash_attn", &spec, &push, &buffers, grid);
         if self.n_splits > 1 {
             let push = FlashAttnMerge {
@@ -236,8 +203,7 @@ impl Case {
                 [x, y, 1],
             );
         }
-        let took = start.elapsed();
-        (gpu.read(&out), took)
+        gpu.read(&out)
     }
 }
 
