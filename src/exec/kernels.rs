@@ -163,9 +163,20 @@ fn build(device: &Arc<Device>, key: &KernelKey) -> Result<Pipeline> {
             n_bindings: module.bindings,
             push_bytes: module.push_bytes,
             spec: &key.spec,
-            subgroups: Subgroups::Any,
+            subgroups: subgroups(device, key.spec.first().copied().unwrap_or(0)),
         },
     )
+}
+
+/// Kernels that give each subgroup a row need full ones, and of the size that the workgroups were
+/// chosen for, where a pipeline can ask for it.
+fn subgroups(device: &Device, workgroup: u32) -> Subgroups {
+    let sizes = device.info().subgroup;
+    match workgroup.is_multiple_of(sizes.default) {
+        true if sizes.selectable => Subgroups::FullOf(sizes.default),
+        true => Subgroups::Full,
+        false => Subgroups::Any,
+    }
 }
 
 /// A progress line that appears only when the work takes long.

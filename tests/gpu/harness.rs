@@ -1,4 +1,4 @@
-//! The device under test, opened once for all tests, with the validation layer.
+//! The device under test, shared by the tests that run at a time, with the validation layer.
 //!
 //! `VKMOE_VALIDATION` chooses the checks (core by default; `sync`, `gpu`, `off`),
 //! `GGML_VK_VISIBLE_DEVICES` the device. A test asks for [`gpu`] and drops it at its end, where any
@@ -7,7 +7,7 @@
 use glam::UVec3;
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use vkmoe::push::{PushConstants, module};
 use vkmoe::vk::{
     Binding, Buffer, Device, DeviceOptions, Instance, InstanceOptions, Lane, MemoryKind, Pipeline,
@@ -19,20 +19,28 @@ const WEIGHT_PADDING: usize = 64;
 /// `GRID_FOLD` of shaders/include/common.glsl.
 const GRID_FOLD: u32 = 32768;
 
-static GPU: OnceLock<Gpu> = OnceLock::new();
+/// Closed with the last test that uses it: a device that is open when the process ends makes the
+/// GPU-assisted checks of layer 1.4.309 abort it.
+static GPU: Mutex<Weak<Gpu>> = Mutex::new(Weak::new());
 
 /// The device, for one test.
 pub(crate) fn gpu() -> Checked {
-    Checked(GPU.get_or_init(Gpu::open))
+    let mut shared = GPU.lock().unwrap_or_else(PoisonError::into_inner);
+    let gpu = shared.upgrade().unwrap_or_else(|| {
+        let opened = Arc::new(Gpu::open());
+        *shared = Arc::downgrade(&opened);
+        opened
+    });
+    Checked(gpu)
 }
 
 /// Asserts at its end that the validation layer was silent.
-pub(crate) struct Checked(&'static Gpu);
+pub(crate) struct Checked(Arc<Gpu>);
 
 impl Deref for Checked {
     type Target = Gpu;
     fn deref(&self) -> &Gpu {
-        self.0
+        &self.0
     }
 }
 
