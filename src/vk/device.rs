@@ -17,10 +17,10 @@ use super::features::{BFLOAT16_NAME, Features};
 use super::info::{self, DeviceInfo, DeviceKind, Heap};
 use super::instance::Instance;
 use super::lanes::{CopyQueue, Lane, LanePlan, QueueId, plan_lanes};
-use super::lock;
 use super::raw::RawDevice;
 use super::retire::{Garbage, LaneValues, PooledCommands, Retired};
 use super::timeline::{Point, Timeline};
+use super::{COMING_AND_GOING, lock};
 use crate::{Error, Result};
 
 /// How to open a device.
@@ -284,10 +284,12 @@ fn create(instance: &Instance, info: &DeviceInfo, plan: &LanePlan) -> Result<Raw
         .queue_create_infos(&queue_infos)
         .enabled_extension_names(&name_pointers)
         .push_next(&mut features);
+    let alone = lock(&COMING_AND_GOING);
     // SAFETY: `info` came from this instance, which the new device's owner keeps; extensions and
     // features are ones that it has.
     let device = unsafe { instance.raw().create_device(info.physical, &create, None) }
         .map_err(|result| Error::Vulkan { action: format!("open {}", info.name), result })?;
+    drop(alone);
     let debug_utils = instance.has_debug_utils();
     let fault = info.optional.device_fault;
     Ok(RawDevice::new(instance.raw(), device, &info.name, debug_utils, fault))

@@ -3,11 +3,13 @@
 
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char};
+use std::sync::OnceLock;
 
 use ash::{ext, khr, vk};
 
 use super::info::{self, DeviceInfo};
 use super::messages::{Messages, Messenger, messenger_info};
+use super::{COMING_AND_GOING, lock};
 use crate::{Error, Result};
 
 const LAYER: &CStr = c"VK_LAYER_KHRONOS_validation";
@@ -87,6 +89,7 @@ impl Instance {
     /// All devices: discrete ones first, then integrated, virtual, CPU, other; Vulkan's own order
     /// within each kind.
     pub fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let _alone = lock(&COMING_AND_GOING);
         // SAFETY: the instance lives as long as `self`.
         let physical = unsafe { self.raw.0.enumerate_physical_devices() }.map_err(|result| {
             Error::NoDevice(format!("the Vulkan drivers list no device ({result}); {INSTALL}"))
@@ -124,7 +127,13 @@ impl Instance {
 }
 
 /// Loads the loader and checks that it knows more than Vulkan 1.0.
+/// The loader, which stays loaded until the process ends: unloading takes the drivers with it, whose
+/// threads may still be ending.
 fn load() -> Result<ash::Entry> {
+    static LOADED: OnceLock<ash::Entry> = OnceLock::new();
+    if let Some(entry) = LOADED.get() {
+        return Ok(entry.clone());
+    }
     // SAFETY: loading runs the library's initializers; the Vulkan loader's have no preconditions.
     let entry = unsafe { ash::Entry::load() }.map_err(|source| {
         Error::NoDevice(format!("no Vulkan loader on this machine ({source}); {INSTALL}"))
@@ -132,7 +141,7 @@ fn load() -> Result<ash::Entry> {
     // SAFETY: a global function of the library that `entry` keeps loaded.
     let version = unsafe { entry.try_enumerate_instance_version() };
     match version {
-        Ok(Some(_)) => Ok(entry),
+        Ok(Some(_)) => Ok(LOADED.get_or_init(|| entry).clone()),
         _ => Err(Error::NoDevice(format!("the Vulkan loader is one of Vulkan 1.0; {INSTALL}"))),
     }
 }
@@ -241,6 +250,7 @@ fn create(
             false => info.push_next(&mut features),
         };
     }
+    let _alone = lock(&COMING_AND_GOING);
     // SAFETY: everything `info` points to lives in this function, `messages` as long as the caller's
     // instance.
     let instance = unsafe { entry.create_instance(&info, None) }.map_err(|result| {
@@ -292,6 +302,7 @@ struct RawInstance(ash::Instance);
 
 impl Drop for RawInstance {
     fn drop(&mut self) {
+        let _alone = lock(&COMING_AND_GOING);
         // SAFETY: devices hold an `Arc<Instance>`, the messenger is an earlier field: all are gone.
         unsafe { self.0.destroy_instance(None) };
     }

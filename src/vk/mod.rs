@@ -45,6 +45,10 @@ pub use timeline::{Point, Timeline};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// Held while an instance or a device comes or goes. NVIDIA's driver (580.159) is not ready for two
+/// threads there: one saw no driver, or never came back.
+static COMING_AND_GOING: Mutex<()> = Mutex::new(());
+
 /// Locks, also after a panic of another thread: what our mutexes guard is valid at every step.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ash::{ext, khr, vk};
 
+use super::{COMING_AND_GOING, lock};
 use crate::{Error, Result};
 
 /// Owner of the VkDevice. Every object that must outlive no device holds an `Arc` of it.
@@ -128,6 +129,7 @@ impl RawDevice {
 
 impl Drop for RawDevice {
     fn drop(&mut self) {
+        let _alone = lock(&COMING_AND_GOING);
         // SAFETY: every child holds an `Arc` of this, or is an earlier field of the `Device` that
         // waited for the queues (`Retired::drop`): nothing of this device is left.
         unsafe { self.device.destroy_device(None) };
