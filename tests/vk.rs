@@ -2,6 +2,9 @@
 //! without a message of the validation layer. No device: the tests fail.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/vulkan.rs"]
+mod vulkan;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +17,7 @@ use vkmoe::vk::{
     QueueId, Recorder, Region, Replay, Subgroups, Validation, Vendor, choose, plan_lanes,
     visible_devices,
 };
+use vulkan::keep_drivers;
 
 // ---------------------------------------------------------------- choices
 
@@ -148,6 +152,7 @@ fn an_override_beats_the_table_or_is_refused() {
 // ---------------------------------------------------------------- a real device
 
 fn open(validation: Validation, cache: CacheFile) -> Arc<Device> {
+    keep_drivers();
     let instance = Arc::new(Instance::new(InstanceOptions { validation }).unwrap());
     let devices = instance.devices().unwrap();
     let index = choose(&devices, None, None).unwrap();
@@ -300,6 +305,7 @@ fn gpu_assisted_validation_finds_nothing() {
 
 /// Whether the layer is new enough; an old one must be refused in words.
 fn gpu_assisted_works() -> bool {
+    keep_drivers();
     match Instance::new(InstanceOptions { validation: Validation::GpuAssisted }) {
         Ok(_) => true,
         Err(Error::Usage { problem, .. }) if problem.contains("from 1.3.296 on") => false,

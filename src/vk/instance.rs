@@ -74,10 +74,13 @@ impl Instance {
             Validation::Off => Validation::from_env()?,
             wanted => wanted,
         };
+        // From here on: asking for extensions loads drivers and layers, too.
+        let alone = lock(&COMING_AND_GOING);
         let entry = load()?;
         let extensions = Extensions::choose(&entry, validation)?;
         let messages = Box::<Messages>::default();
         let raw = create(&entry, validation, &extensions, &messages)?;
+        drop(alone);
         let messenger = match validation {
             Validation::Off => None,
             _ => Some(Messenger::new(&entry, &raw.0, &messages)?),
@@ -250,7 +253,6 @@ fn create(
             false => info.push_next(&mut features),
         };
     }
-    let _alone = lock(&COMING_AND_GOING);
     // SAFETY: everything `info` points to lives in this function, `messages` as long as the caller's
     // instance.
     let instance = unsafe { entry.create_instance(&info, None) }.map_err(|result| {

@@ -45,8 +45,8 @@ pub use timeline::{Point, Timeline};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Held while an instance or a device comes or goes. NVIDIA's driver (580.159) is not ready for two
-/// threads there: one saw no driver, or never came back.
+/// Held while an instance or a device comes or goes: with NVIDIA's driver (580.159) tests that do so on
+/// many threads hung now and then, and did not since.
 static COMING_AND_GOING: Mutex<()> = Mutex::new(());
 
 /// Locks, also after a panic of another thread: what our mutexes guard is valid at every step.

@@ -4,10 +4,11 @@
 //! `GGML_VK_VISIBLE_DEVICES` the device. A test asks for [`gpu`] and drops it at its end, where any
 //! message of the layer fails it.
 
+use crate::vulkan::validation;
 use glam::UVec3;
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use vkmoe::push::{PushConstants, module};
 use vkmoe::vk::{
     Binding, Buffer, Device, DeviceOptions, Instance, InstanceOptions, Lane, MemoryKind, Pipeline,
@@ -19,9 +20,10 @@ const WEIGHT_PADDING: usize = 64;
 /// `GRID_FOLD` of shaders/include/common.glsl.
 const GRID_FOLD: u32 = 32768;
 
-/// Closed with the last test that uses it: a device that is open when the process ends makes the
-/// GPU-assisted checks of layer 1.4.309 abort it.
 static GPU: Mutex<Weak<Gpu>> = Mutex::new(Weak::new());
+/// Keeps the device open between tests, but not under GPU-assisted checks: a device that is open when
+/// the process ends makes layer 1.4.309 abort it.
+static KEPT: OnceLock<Arc<Gpu>> = OnceLock::new();
 
 /// The device, for one test.
 pub(crate) fn gpu() -> Checked {
@@ -29,6 +31,9 @@ pub(crate) fn gpu() -> Checked {
     let gpu = shared.upgrade().unwrap_or_else(|| {
         let opened = Arc::new(Gpu::open());
         *shared = Arc::downgrade(&opened);
+        if validation() != Validation::GpuAssisted {
+            KEPT.get_or_init(|| opened.clone());
+        }
         opened
     });
     Checked(gpu)
@@ -63,11 +68,8 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     fn open() -> Self {
-        let validation = match std::env::var_os("VKMOE_VALIDATION") {
-            Some(_) => Validation::from_env().unwrap(),
-            None => Validation::Core,
-        };
-        let instance = Arc::new(Instance::new(InstanceOptions { validation }).unwrap());
+        let options = InstanceOptions { validation: validation() };
+        let instance = Arc::new(Instance::new(options).unwrap());
         let devices = instance.devices().unwrap();
         let visible = std::env::var("GGML_VK_VISIBLE_DEVICES").ok();
         let info = &devices[choose(&devices, None, visible.as_deref()).unwrap()];

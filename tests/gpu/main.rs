@@ -17,3 +17,5 @@ mod rms_norm;
 mod rope;
 mod router;
 mod top_logits;
+#[path = "../common/vulkan.rs"]
+mod vulkan;
