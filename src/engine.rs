@@ -353,11 +353,44 @@ fn check_ubatch(model: &Model, shape: &PassShape, storage_range_bytes: u64) -> R
 
 /// Scratch memory for every pass of up to `n_ubatch` tokens in a context of `n_ctx`.
 fn scratch_bytes(model: &Model, tuning: &Tuning, n_ubatch: u32, n_ctx: u32) -> u64 {
-    // Small passes split their keys, and more so the smaller they are.
-    let sizes = (1..=n_ubatch.min(64)).chain([n_ubatch]);
-    let bytes = sizes.map(|n_tokens| {
+    // Small passes split their keys, and more so the smaller they are: for each number of splits the
+    // largest pass counts.
+    let splits = |n_tokens| tuning.attention_splits(&model.hparams.attention, n_tokens, n_ctx);
+    let is_largest = |&n: &u32| n == n_ubatch || splits(n) != splits(n + 1);
+    let bytes = (1..=n_ubatch).filter(is_largest).map(|n_tokens| {
         let shape = pass_shape(&model.hparams, tuning, n_tokens, n_tokens, n_ctx, None);
         scratch::plan(&model.graph(&shape)).bytes
     });
     bytes.max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vk::{DeviceInfo, DeviceKind};
+
+    /// Every pass finds the scratch memory that was planned, however its keys are split.
+    #[test]
+    fn scratch_memory_is_enough_for_every_pass() -> Result<()> {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-q4_k_m.gguf");
+        let model = Model::load(&Gguf::open(&demo)?)?;
+        for (kind, subgroup) in [(DeviceKind::Cpu, 8), (DeviceKind::Discrete, 32)] {
+            let mut info = DeviceInfo::default();
+            info.kind = kind;
+            info.subgroup.default = subgroup;
+            let tuning = Tuning::new(&info);
+            for n_ubatch in [1, 40, 100, 512] {
+                let planned = scratch_bytes(&model, &tuning, n_ubatch, 4096);
+                for n_tokens in 1..=n_ubatch {
+                    for n_kv in [n_tokens, 700, 4096] {
+                        let shape =
+                            pass_shape(&model.hparams, &tuning, n_tokens, n_tokens, n_kv, None);
+                        let needed = scratch::plan(&model.graph(&shape)).bytes;
+                        assert!(needed <= planned, "{n_tokens} of {n_ubatch} tokens: {needed}");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
 }
