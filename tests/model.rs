@@ -113,6 +113,12 @@ fn one_expert_and_a_vocabulary_of_three() {
     });
 }
 
+/// Dense layers among layers of experts; the first is dense.
+#[test]
+fn a_dense_layer_before_two_of_experts() {
+    check(&Tiny { n_layer: 3, n_dense: 1, n_ff_dense: 100, ..Tiny::default() });
+}
+
 #[test]
 fn all_of_three_experts_and_heads_of_40() {
     check(&Tiny {

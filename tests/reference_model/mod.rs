@@ -119,9 +119,23 @@ impl<'a> ReferenceModel<'a> {
         out
     }
 
-    /// The mixture of experts.
+    /// A gated feed-forward block: the matrices `names` (gate, up, down) of one expert.
+    fn feed_forward(&self, names: [&str; 3], expert: usize, x: &Rows) -> Rows {
+        let [gate, up, down] = names;
+        let mut hidden = self.mul(gate, expert, x);
+        let up = self.mul(up, expert, x);
+        for (gate, up) in hidden.iter_mut().flatten().zip(up.iter().flatten()) {
+            *gate = *gate / (1.0 + (-*gate).exp()) * up;
+        }
+        self.mul(down, expert, &hidden)
+    }
+
+    /// The mixture of experts, or the dense block of a layer that has one.
     fn experts(&self, il: usize, x: &Rows, closest_call: &mut f64) -> Rows {
         let name = |part: &str| format!("blk.{il}.ffn_{part}.weight");
+        if self.gguf.tensor(&name("gate")).is_some() {
+            return self.feed_forward([&name("gate"), &name("up"), &name("down")], 0, x);
+        }
         let logits = self.mul(&name("gate_inp"), 0, x);
         let choices: Vec<_> = logits.iter().map(|row| self.choose(row, closest_call)).collect();
         let mut out = vec![vec![0.0; x[0].len()]; x.len()];
@@ -133,12 +147,8 @@ impl<'a> ReferenceModel<'a> {
                 continue;
             }
             let x: Rows = users.iter().map(|&(t, _)| x[t].clone()).collect();
-            let mut hidden = self.mul(&name("gate_exps"), expert, &x);
-            let up = self.mul(&name("up_exps"), expert, &x);
-            for (gate, up) in hidden.iter_mut().flatten().zip(up.iter().flatten()) {
-                *gate = *gate / (1.0 + (-*gate).exp()) * up;
-            }
-            let down = self.mul(&name("down_exps"), expert, &hidden);
+            let names = ["gate_exps", "up_exps", "down_exps"].map(name);
+            let down = self.feed_forward(names.each_ref().map(String::as_str), expert, &x);
             for (&(t, weight), down) in users.iter().zip(&down) {
                 out[t].iter_mut().zip(down).for_each(|(out, down)| *out += weight * down);
             }

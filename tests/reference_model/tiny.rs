@@ -11,6 +11,9 @@ pub(crate) struct Tiny {
     pub(crate) n_vocab: u32,
     pub(crate) n_embd: u32,
     pub(crate) n_ff: u32,
+    /// Layers, from the first, without experts.
+    pub(crate) n_dense: u32,
+    pub(crate) n_ff_dense: u32,
     pub(crate) n_expert: u32,
     pub(crate) n_used: u32,
     pub(crate) n_head: u32,
@@ -42,6 +45,8 @@ impl Default for Tiny {
             n_vocab: 48,
             n_embd: 64,
             n_ff: 32,
+            n_dense: 0,
+            n_ff_dense: 48,
             n_expert: 4,
             n_used: 2,
             n_head: 2,
@@ -72,6 +77,7 @@ impl Tiny {
             ("attention.head_count_kv", self.n_head_kv),
             ("attention.key_length", self.head_k),
             ("attention.value_length", self.head_v),
+            ("feed_forward_length", self.n_ff_dense),
             ("expert_count", self.n_expert),
             ("expert_used_count", self.n_used),
             ("expert_feed_forward_length", self.n_ff),
@@ -123,16 +129,27 @@ impl Tiny {
                 file = norm(file, r, &name(part), n);
             }
             let n_out = self.n_head * self.head_v;
+            let dense = [
+                ("ffn_gate", &[self.n_embd, self.n_ff_dense][..]),
+                ("ffn_up", &[self.n_embd, self.n_ff_dense]),
+                ("ffn_down", &[self.n_ff_dense, self.n_embd]),
+            ];
+            let experts = [
+                ("ffn_gate_inp", &[self.n_embd, self.n_expert][..]),
+                ("ffn_gate_exps", &[self.n_embd, self.n_ff, self.n_expert]),
+                ("ffn_up_exps", &[self.n_embd, self.n_ff, self.n_expert]),
+                ("ffn_down_exps", &[self.n_ff, self.n_embd, self.n_expert]),
+            ];
+            let ffn = if il < self.n_dense { &dense[..] } else { &experts[..] };
             for (part, shape) in [
                 ("attn_q", &[self.n_embd, self.n_head * self.head_k][..]),
                 ("attn_k", &[self.n_embd, self.n_head_kv * self.head_k]),
                 ("attn_v", &[self.n_embd, self.n_head_kv * self.head_v]),
                 ("attn_output", &[n_out, self.n_embd]),
-                ("ffn_gate_inp", &[self.n_embd, self.n_expert]),
-                ("ffn_gate_exps", &[self.n_embd, self.n_ff, self.n_expert]),
-                ("ffn_up_exps", &[self.n_embd, self.n_ff, self.n_expert]),
-                ("ffn_down_exps", &[self.n_ff, self.n_embd, self.n_expert]),
-            ] {
+            ]
+            .iter()
+            .chain(ffn)
+            {
                 file = matrix(file, r, &name(part), shape);
             }
         }
