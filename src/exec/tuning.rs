@@ -11,8 +11,8 @@ use crate::vk::{DeviceInfo, DeviceKind};
 use glam::UVec3;
 use std::fmt;
 
-/// Rows of x up to which the matrix-vector kernel is used.
-const MAT_VEC_ROWS: u32 = 8;
+/// Rows of x that the matrix-vector kernel handles together, at most.
+const MAT_VEC_COLS: u32 = 8;
 
 /// The sizes for one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct Tuning {
     mat_vec_subgroups: u32,
     /// Weight rows that one subgroup handles.
     mat_vec_rows: u32,
+    /// Rows of x up to which the matrix-vector kernel is used.
+    mat_vec_max: u32,
     /// From so many tokens on, pairs are grouped by expert.
     pub group_from: u32,
     /// Workgroups that keep the device busy.
@@ -88,7 +90,8 @@ impl Tuning {
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mat_vec_subgroups: 4,
                 mat_vec_rows: 2,
-                group_from: 4,
+                mat_vec_max: 32,
+                group_from: 33,
                 busy_groups: 4,
             },
             _ => Tuning {
@@ -98,6 +101,7 @@ impl Tuning {
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
                 mat_vec_subgroups: 4,
                 mat_vec_rows: 1,
+                mat_vec_max: 8,
                 group_from: 9,
                 busy_groups: 256,
             },
@@ -115,7 +119,7 @@ impl Tuning {
 
     /// The matrix-vector kernel for `m` rows of x, if they are few.
     pub fn mat_vec(&self, w: Weight, m: u32) -> Option<MatVec> {
-        (m <= MAT_VEC_ROWS).then(|| self.mat_vec_of(w, m.next_power_of_two()))
+        (m <= self.mat_vec_max).then(|| self.mat_vec_of(w, m.next_power_of_two().min(MAT_VEC_COLS)))
     }
 
     /// The matrix-vector kernel for pairs of tokens and experts.
