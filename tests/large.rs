@@ -21,6 +21,8 @@ use vkmoe::gguf::{GgmlType, Gguf};
 
 /// Nine experts of 512 MiB for the gate; the other matrices are small enough to be read twice.
 const BIG: Tiny = Tiny {
+    n_dense: 0,
+    n_ff_dense: 32,
     n_layer: 1,
     n_vocab: 8,
     n_embd: 512,

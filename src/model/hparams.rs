@@ -146,7 +146,8 @@ impl<'a, 'b> KeyReader<'a, 'b> {
             n_ctx_train: self.count("context_length", u32::MAX)?,
             norm_eps: self.positive("attention.layer_norm_rms_epsilon", 1e-6)?,
             embedding_scale: 1.0,
-            n_ff: self.optional_count("feed_forward_length", 1 << 20)?.unwrap_or(0),
+            // Files without dense layers may say 0.
+            n_ff: metadata.u32(&self.loader.key("feed_forward_length"))?.unwrap_or(0),
             attention: self.attention(n_embd, pairing)?,
             experts: self.experts(gating, renormalize)?,
         })
