@@ -51,8 +51,8 @@ const GATE_ROWS: usize = 64;
 fn write(path: &Path) {
     // All but the experts, from a narrow model.
     let mut file = Tiny { n_ff: 256, ..BIG }.build();
-    let width = file.keys.iter_mut().find(|k| k.name.ends_with(b"feed_forward_length")).unwrap();
-    width.value = BIG.n_ff.to_le_bytes().to_vec();
+    let width = file.keys.iter_mut().find(|k| k.name.ends_with(b"expert_feed_forward_length"));
+    width.unwrap().value = BIG.n_ff.to_le_bytes().to_vec();
     file.tensors.retain(|t| !t.name.ends_with(b"exps.weight"));
     file.tensors.iter_mut().for_each(choose_the_last);
 
