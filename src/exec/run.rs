@@ -128,12 +128,14 @@ impl Executor {
         self.write_inputs(pass)?;
         let key = (pass.shape, pass.kv.id());
         if pass.shape.n_tokens == 1 {
-            if !self.replays.iter().any(|(k, _)| *k == key) {
-                let recorded = self.record(pass, Replay::Many)?;
-                self.replays.truncate(MAX_REPLAYS - 1);
-                self.replays.insert(0, (key, recorded));
-            }
-            return self.replay(&key);
+            let recorded = match self.take_replay(&key) {
+                Some(recorded) => recorded,
+                None => self.record(pass, Replay::Many)?,
+            };
+            let result = self.replay(&recorded);
+            self.replays.truncate(MAX_REPLAYS - 1);
+            self.replays.insert(0, (key, recorded));
+            return result;
         }
         let (recorded, points) = self.record_and_submit(pass)?;
         self.finish(&recorded, &points)
@@ -156,16 +158,16 @@ impl Executor {
         self.inputs.write(self.inputs.bytes() / 2, bytemuck::cast_slice(&positions))
     }
 
-    fn replay(&mut self, key: &ReplayKey) -> Result<()> {
-        let Some(index) = self.replays.iter().position(|(k, _)| k == key) else {
-            return Err(Error::usage("replay", "the pass is not recorded"));
-        };
-        let (key, recorded) = self.replays.remove(index);
+    /// A recorded pass; the caller puts it back in front.
+    fn take_replay(&mut self, key: &ReplayKey) -> Option<Recorded> {
+        let index = self.replays.iter().position(|(k, _)| k == key)?;
+        Some(self.replays.remove(index).1)
+    }
+
+    fn replay(&mut self, recorded: &Recorded) -> Result<()> {
         let submit = |s: &Segment| self.device.submit(Lane::Compute, &[&s.commands], &[]);
         let points: Vec<Point> = recorded.segments.iter().map(submit).collect::<Result<_>>()?;
-        let result = self.finish(&recorded, &points);
-        self.replays.insert(0, (key, recorded));
-        result
+        self.finish(recorded, &points)
     }
 
     /// Records without submitting.
@@ -371,24 +373,30 @@ impl Recording<'_> {
         Ok(())
     }
 
-    /// The recorder of the current submission, which starts after all earlier ones.
+    /// The recorder of the current submission.
     fn recorder(&mut self) -> Result<&mut Recorder> {
-        if self.recorder.is_none() {
-            let executor = self.executor;
-            let name = format!("pass.{}", self.n_segments);
-            let mut recorder = Recorder::new(&executor.device, Lane::Compute, &name, self.replay)?;
-            for buffer in self.pass.residency.buffers() {
-                recorder.keep(buffer);
-            }
-            recorder.keep(&executor.rope_freqs);
-            if let Some(first) = self.first_query() {
-                recorder.reset_timestamps(&executor.timestamps, first..first + 2);
-                recorder.write_timestamp(&executor.timestamps, first);
-            }
-            recorder.barrier();
-            self.recorder = Some(recorder);
+        let recorder = match self.recorder.take() {
+            Some(recorder) => recorder,
+            None => self.begin()?,
+        };
+        Ok(self.recorder.insert(recorder))
+    }
+
+    /// A new submission, which starts after all earlier ones.
+    fn begin(&self) -> Result<Recorder> {
+        let executor = self.executor;
+        let name = format!("pass.{}", self.n_segments);
+        let mut recorder = Recorder::new(&executor.device, Lane::Compute, &name, self.replay)?;
+        for buffer in self.pass.residency.buffers() {
+            recorder.keep(buffer);
         }
-        self.recorder.as_mut().ok_or_else(|| Error::usage("recorder", "is missing"))
+        recorder.keep(&executor.rope_freqs);
+        if let Some(first) = self.first_query() {
+            recorder.reset_timestamps(&executor.timestamps, first..first + 2);
+            recorder.write_timestamp(&executor.timestamps, first);
+        }
+        recorder.barrier();
+        Ok(recorder)
     }
 
     fn first_query(&self) -> Option<u32> {
