@@ -10,6 +10,7 @@ mod glu;
 mod harness;
 mod kv_store;
 mod moe_combine;
+mod operands;
 mod mul_mat;
 mod mul_mat_vec;
 mod reference;

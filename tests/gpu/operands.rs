@@ -1,0 +1,94 @@
+//! Random operands of a matrix product on the device, and what the product must be.
+
+use crate::harness::Gpu;
+use crate::reference::mul_mat::{Sum, mul_mat_row};
+use crate::reference::quants::Quant;
+use crate::reference::random::Random;
+use vkmoe::vk::Buffer;
+
+/// A product: n weight rows of k elements, m rows of x (or pairs).
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) q: Quant,
+    pub(crate) k: usize,
+    pub(crate) n: usize,
+    pub(crate) m: usize,
+    pub(crate) bias: bool,
+}
+
+/// What a kernel gets, and what it must answer.
+pub(crate) struct Operands {
+    /// Address of the matrix; 0 if there are experts.
+    pub(crate) weights: u64,
+    /// Address of the experts' addresses; 0 without experts.
+    pub(crate) table: u64,
+    /// Address, or 0.
+    pub(crate) bias: u64,
+    pub(crate) x: Vec<f32>,
+    /// Expert of each pair; none without experts.
+    pub(crate) ids: Vec<u32>,
+    pub(crate) expected: Vec<Sum>,
+    /// Owners of the addresses.
+    _buffers: Vec<Buffer>,
+}
+
+impl Operands {
+    /// One matrix.
+    pub(crate) fn dense(gpu: &Gpu, shape: Shape) -> Self {
+        let Shape { q, k, n, m, .. } = shape;
+        let random = &mut Random(k as u64);
+        let w = q.random(random, k * n);
+        let x = random.units(k * m);
+        let bias = if shape.bias { random.units(n) } else { Vec::new() };
+        let (weights, bias_buffer) = (gpu.upload_weights(&w), gpu.upload(&bias));
+        let w = q.dequantize(&w);
+        Operands {
+            weights: weights.address(),
+            table: 0,
+            bias: if shape.bias { bias_buffer.address() } else { 0 },
+            expected: x.chunks_exact(k).flat_map(|x| mul_mat_row(&w, x, &bias)).collect(),
+            ids: Vec::new(),
+            x,
+            _buffers: vec![weights, bias_buffer],
+        }
+    }
+
+    /// A matrix for each expert, in buffers of their own; pair q takes row q / x_div of x.
+    pub(crate) fn grouped(gpu: &Gpu, shape: Shape, n_expert: usize, x_div: usize) -> Self {
+        let Shape { q, k, n, m, .. } = shape;
+        let random = &mut Random(k as u64);
+        let experts: Vec<Vec<u8>> = (0..n_expert).map(|_| q.random(random, k * n)).collect();
+        let x = random.units(k * m.div_ceil(x_div));
+        let bias = if shape.bias { random.units(n * n_expert) } else { Vec::new() };
+        let ids: Vec<u32> = (0..m).map(|_| random.below(n_expert as u32)).collect();
+
+        let mut buffers: Vec<Buffer> = experts.iter().map(|w| gpu.upload_weights(w)).collect();
+        let addresses: Vec<u64> = buffers.iter().map(Buffer::address).collect();
+        let (table, bias_buffer) = (gpu.upload(&addresses), gpu.upload(&bias));
+        buffers.extend([table.clone(), bias_buffer.clone()]);
+
+        let w: Vec<Vec<f32>> = experts.iter().map(|w| q.dequantize(w)).collect();
+        let pair = |(pair, &e): (usize, &u32)| {
+            let x = &x[pair / x_div * k..][..k];
+            let bias = bias.chunks_exact(n).nth(e as usize).unwrap_or_default();
+            mul_mat_row(&w[e as usize], x, bias)
+        };
+        Operands {
+            weights: 0,
+            table: table.address(),
+            bias: if shape.bias { bias_buffer.address() } else { 0 },
+            expected: ids.iter().enumerate().flat_map(pair).collect(),
+            ids,
+            x,
+            _buffers: buffers,
+        }
+    }
+}
+
+/// Runs twice; both must give the same bits.
+pub(crate) fn twice(name: &str, run: impl Fn() -> Vec<f32>) -> Vec<f32> {
+    let (first, second) = (run(), run());
+    let bits = |y: &[f32]| y.iter().map(|y| y.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&first), bits(&second), "{name}: another result the second time");
+    first
+}
