@@ -143,8 +143,9 @@ fn built_in_templates() {
 /// What `VKMOE_TEMPLATE_DIR` holds: JSON files of `source` and `cases` (`messages`, `extra`,
 /// `add_generation_prompt`, and the `text` that Python's Jinja2 renders, null where it refuses).
 #[test]
+#[ignore = "needs data that is not in the repository: VKMOE_TEMPLATE_DIR"]
 fn real_templates_render_as_in_python() {
-    let Some(dir) = std::env::var_os("VKMOE_TEMPLATE_DIR") else { return };
+    let dir = std::env::var_os("VKMOE_TEMPLATE_DIR").expect("VKMOE_TEMPLATE_DIR is not set");
     let (mut same, mut different) = (0, Vec::new());
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

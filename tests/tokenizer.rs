@@ -439,8 +439,9 @@ fn a_conversation_starts_with_exactly_one_bos() {
 /// What `VKMOE_TOKENIZER_DIR` holds: `NAME.vocab.json` (a [`Vocab`]) beside `NAME.tokenizer.json`
 /// (HF's), and `NAME.llamacpp.json` (`vocab`, and `tests` of `text` and `ids`).
 #[test]
+#[ignore = "needs data that is not in the repository: VKMOE_TOKENIZER_DIR"]
 fn full_vocabularies_agree_with_their_own_tokenizers() {
-    let Some(dir) = std::env::var_os("VKMOE_TOKENIZER_DIR") else { return };
+    let dir = std::env::var_os("VKMOE_TOKENIZER_DIR").expect("VKMOE_TOKENIZER_DIR is not set");
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
