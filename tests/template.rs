@@ -145,7 +145,8 @@ fn built_in_templates() {
 #[test]
 #[ignore = "needs data that is not in the repository: VKMOE_TEMPLATE_DIR"]
 fn real_templates_render_as_in_python() {
-    let dir = std::env::var_os("VKMOE_TEMPLATE_DIR").expect("VKMOE_TEMPLATE_DIR is not set");
+    let dir = std::env::var_os("VKMOE_TEMPLATE_DIR")
+        .unwrap_or_else(|| panic!("VKMOE_TEMPLATE_DIR is not set"));
     let (mut same, mut different) = (0, Vec::new());
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

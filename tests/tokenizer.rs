@@ -441,7 +441,8 @@ fn a_conversation_starts_with_exactly_one_bos() {
 #[test]
 #[ignore = "needs data that is not in the repository: VKMOE_TOKENIZER_DIR"]
 fn full_vocabularies_agree_with_their_own_tokenizers() {
-    let dir = std::env::var_os("VKMOE_TOKENIZER_DIR").expect("VKMOE_TOKENIZER_DIR is not set");
+    let dir = std::env::var_os("VKMOE_TOKENIZER_DIR")
+        .unwrap_or_else(|| panic!("VKMOE_TOKENIZER_DIR is not set"));
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
