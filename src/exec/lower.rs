@@ -141,7 +141,7 @@ impl Lowering<'_> {
     fn mul_mat(&self, w: Weight, bias: u64, x: Tensor, out: Tensor) -> Launch {
         let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
         let weights = self.residency.address(w.id);
-        if let Some(t) = self.tuning.mat_vec(w, m) {
+        if let Some(t) = self.tuning.mat_vec(m) {
             let spec = [t.local, 0, t.cols, t.rows];
             let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &spec);
             let push = push::MulMatVec { weights, table: 0, bias, k: w.k, n: w.n, m, x_div: 1 };
@@ -166,7 +166,7 @@ impl Lowering<'_> {
         let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
         let table = self.residency.table(w.id);
         let Some(groups) = routing.groups else {
-            let t = self.tuning.mat_vec_id(w);
+            let t = self.tuning.mat_vec_id();
             let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &[t.local, 1, 1, t.rows]);
             let push = push::MulMatVec { weights: 0, table, bias, k: w.k, n: w.n, m, x_div };
             let bindings = [x, y, self.bound(routing.ids)];

@@ -74,8 +74,8 @@ pub fn estimate_ns(graph: &Graph, op: &Op, n_kv: u32) -> f64 {
 }
 
 fn matrix_bytes(w: crate::graph::Weight) -> f64 {
-    let bits = 8.0 * w.ty.block_bytes() as f64 / w.ty.block_len() as f64;
-    f64::from(w.n) * f64::from(w.k) * bits / 8.0
+    let bytes_each = w.ty.block_bytes() as f64 / w.ty.block_len() as f64;
+    f64::from(w.n) * f64::from(w.k) * bytes_each
 }
 
 #[cfg(test)]

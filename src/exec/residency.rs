@@ -177,9 +177,12 @@ impl<'a> Loader<'a> {
     /// Copies one weight, consecutive matrices of a chunk together.
     fn fill(&mut self, w: &WeightInfo, at: &[(Buffer, u64)]) -> Result<()> {
         let gguf = self.gguf;
-        let bytes = gguf.bytes(&gguf.tensors()[w.tensor]);
-        for (matrix, (buffer, offset)) in bytes.chunks(w.matrix_bytes as usize).zip(at) {
-            for (i, part) in matrix.chunks(RING_SLOT_BYTES as usize).enumerate() {
+        let mut rest = gguf.bytes(&gguf.tensors()[w.tensor]);
+        for run in at.chunk_by(|a, b| a.1 + w.matrix_bytes == b.1) {
+            let Some((buffer, offset)) = run.first() else { continue };
+            let (data, after) = rest.split_at(run.len() * w.matrix_bytes as usize);
+            rest = after;
+            for (i, part) in data.chunks(RING_SLOT_BYTES as usize).enumerate() {
                 let to = offset + i as u64 * RING_SLOT_BYTES;
                 if buffer.is_mapped() {
                     buffer.write(to, part)?

@@ -5,7 +5,6 @@
 
 use super::attention::{self, AttentionShape, AttentionTile};
 use super::grid;
-use crate::graph::Weight;
 use crate::model::hparams::AttentionParams;
 use crate::vk::{DeviceInfo, DeviceKind};
 use glam::UVec3;
@@ -33,8 +32,6 @@ pub struct Tuning {
     mat_vec_max: u32,
     /// From so many tokens on, pairs are grouped by expert.
     pub group_from: u32,
-    /// Workgroups that keep the device busy.
-    pub busy_groups: u32,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -92,7 +89,6 @@ impl Tuning {
                 mat_vec_rows: 2,
                 mat_vec_max: 32,
                 group_from: 33,
-                busy_groups: 4,
             },
             _ => Tuning {
                 subgroup,
@@ -103,7 +99,6 @@ impl Tuning {
                 mat_vec_rows: 1,
                 mat_vec_max: 8,
                 group_from: 9,
-                busy_groups: 256,
             },
         }
     }
@@ -118,16 +113,16 @@ impl Tuning {
     }
 
     /// The matrix-vector kernel for `m` rows of x, if they are few.
-    pub fn mat_vec(&self, w: Weight, m: u32) -> Option<MatVec> {
-        (m <= self.mat_vec_max).then(|| self.mat_vec_of(w, m.next_power_of_two().min(MAT_VEC_COLS)))
+    pub fn mat_vec(&self, m: u32) -> Option<MatVec> {
+        (m <= self.mat_vec_max).then(|| self.mat_vec_of(m.next_power_of_two().min(MAT_VEC_COLS)))
     }
 
     /// The matrix-vector kernel for pairs of tokens and experts.
-    pub fn mat_vec_id(&self, w: Weight) -> MatVec {
-        self.mat_vec_of(w, 1)
+    pub fn mat_vec_id(&self) -> MatVec {
+        self.mat_vec_of(1)
     }
 
-    fn mat_vec_of(&self, _: Weight, cols: u32) -> MatVec {
+    fn mat_vec_of(&self, cols: u32) -> MatVec {
         let (subgroups, rows) = (self.mat_vec_subgroups, self.mat_vec_rows);
         MatVec { local: self.subgroup * subgroups, cols, rows, rows_per_group: subgroups * rows }
     }
