@@ -30,6 +30,8 @@ pub struct EngineOptions {
     pub type_v: KvType,
     /// Plan as if the device had no more memory than this.
     pub vram_limit_bytes: Option<u64>,
+    /// Sessions hash the logits that they hand out.
+    pub hash_logits: bool,
     /// Checks of the validation layer; with `Off`, `VKMOE_VALIDATION` decides.
     pub validation: Validation,
 }
@@ -43,6 +45,7 @@ impl Default for EngineOptions {
             type_k: KvType::F16,
             type_v: KvType::F16,
             vram_limit_bytes: None,
+            hash_logits: false,
             validation: Validation::Off,
         }
     }
@@ -65,6 +68,7 @@ pub struct Engine {
     plan: Plan,
     kv_shape: KvShape,
     n_ubatch: u32,
+    hash_logits: bool,
     // Dropped before the weights that its recorded commands use.
     executor: Executor,
     residency: Residency,
@@ -74,7 +78,8 @@ pub struct Engine {
 pub struct Session {
     kv: KvCache,
     n_past: u32,
-    hasher: blake3::Hasher,
+    /// Only where the options ask for it: large vocabularies are slow to hash.
+    hasher: Option<blake3::Hasher>,
 }
 
 /// Which logits an evaluation hands out.
@@ -116,7 +121,18 @@ impl Engine {
         bar.finish_and_clear();
         let freqs = model.hparams.attention.rope.frequencies();
         let executor = Executor::new(&device, tuning, n_ubatch, scratch_bytes, &freqs)?;
-        Ok(Engine { gguf, model, device, plan, kv_shape, n_ubatch, executor, residency })
+        let hash_logits = options.hash_logits;
+        Ok(Engine {
+            gguf,
+            model,
+            device,
+            plan,
+            kv_shape,
+            n_ubatch,
+            hash_logits,
+            executor,
+            residency,
+        })
     }
 
     /// The file.
@@ -147,7 +163,8 @@ impl Engine {
     /// A new session with an empty cache.
     pub fn session(&self) -> Result<Session> {
         let kv = KvCache::new(&self.device, &self.model.hparams, self.kv_shape)?;
-        Ok(Session { kv, n_past: 0, hasher: blake3::Hasher::new() })
+        let hasher = self.hash_logits.then(blake3::Hasher::new);
+        Ok(Session { kv, n_past: 0, hasher })
     }
 
     /// Frees a session and what was recorded for it.
@@ -168,7 +185,9 @@ impl Engine {
         self.passes(session, tokens, outputs, None, |engine, session, n_outputs| {
             for row in 0..n_outputs {
                 engine.executor.read(u64::from(row) * n_vocab as u64, &mut logits)?;
-                session.hasher.update(bytemuck::cast_slice(&logits));
+                if let Some(hasher) = &mut session.hasher {
+                    hasher.update(bytemuck::cast_slice(&logits));
+                }
                 sink(session.n_past - n_outputs + row, &logits)?;
             }
             Ok(())
@@ -262,9 +281,9 @@ impl Session {
         self.n_past = self.n_past.min(n_past);
     }
 
-    /// Hash of all logits that [`Engine::eval`] handed out, in order.
-    pub fn logits_hash(&self) -> String {
-        self.hasher.finalize().to_hex().to_string()
+    /// Hash of all logits that [`Engine::eval`] handed out, in order, if the options ask for it.
+    pub fn logits_hash(&self) -> Option<String> {
+        self.hasher.as_ref().map(|hasher| hasher.finalize().to_hex().to_string())
     }
 }
 

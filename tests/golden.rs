@@ -164,14 +164,17 @@ fn placement_and_repetition_change_no_bit() {
     let golden = golden("qwen3moe-q4_k");
     let mut hashes = Vec::new();
     for vram_limit_bytes in [None, None, Some(8 << 20)] {
-        let mut engine = open("qwen3moe-q4_k", &EngineOptions { vram_limit_bytes, ..options() });
+        let mut engine = open(
+            "qwen3moe-q4_k",
+            &EngineOptions { vram_limit_bytes, hash_logits: true, ..options() },
+        );
         assert_eq!(engine.plan().host_weight_bytes > 0, vram_limit_bytes.is_some());
         let mut session = engine.session().unwrap();
         for chunk in golden.prompt_tokens[4].chunks(100) {
             engine.eval(&mut session, chunk, Outputs::All, |_, _| Ok(())).unwrap();
         }
         engine.eval(&mut session, &[5], Outputs::Last, |_, _| Ok(())).unwrap();
-        hashes.push(session.logits_hash());
+        hashes.push(session.logits_hash().unwrap());
         engine.close(session);
     }
     assert_eq!(hashes[0], hashes[1], "another run");

@@ -1,6 +1,6 @@
 //! `vkmoe logits`: logits of given token ids.
 
-use super::{emit, note, open_engine};
+use super::{emit, note_logits_hash, open_engine};
 use crate::cli::LogitsArgs;
 use crate::engine::Outputs;
 use crate::error::{Error, Result};
@@ -32,9 +32,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
         let lines: String = rows.iter().map(|(p, logits)| top_line(*p, logits)).collect();
         emit(&lines)?;
     }
-    if args.engine.logits_hash {
-        note(&format!("logits hash: {}", session.logits_hash()));
-    }
+    note_logits_hash(&session);
     engine.close(session);
     Ok(())
 }

@@ -12,7 +12,7 @@ mod terminal;
 mod tokenize;
 
 use crate::cli::{Command, EngineArgs, KvTypeArg};
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{Engine, EngineOptions, Session};
 use crate::error::{Error, Result};
 use crate::exec::kv::KvType;
 use crate::gguf::Gguf;
@@ -53,6 +53,7 @@ fn open_engine(args: &EngineArgs) -> Result<Engine> {
         type_k: kv_type(args.cache_type_k),
         type_v: kv_type(args.cache_type_v),
         vram_limit_bytes: args.vram_limit.map(|mib| mib.saturating_mul(1 << 20)),
+        hash_logits: args.logits_hash,
         ..EngineOptions::default()
     };
     let engine = Engine::open(&model_path(args.model.as_deref())?, &options)?;
@@ -61,6 +62,13 @@ fn open_engine(args: &EngineArgs) -> Result<Engine> {
         log::warn!("-c {}: the model was trained for {trained} tokens", args.ctx_size);
     }
     Ok(engine)
+}
+
+/// Prints what `--logits-hash` asks for.
+fn note_logits_hash(session: &Session) {
+    if let Some(hash) = session.logits_hash() {
+        note(&format!("logits hash: {hash}"));
+    }
 }
 
 /// The file that `-m` names, or the unpacked demo model.

@@ -1,9 +1,9 @@
 //! `vkmoe perplexity`: how well a model predicts a text, in llama.cpp's way: the text is cut into
 //! chunks of the context's size, and each chunk's second half is scored.
 
-use super::{emit, open_engine, read_text, tokenizer};
+use super::{emit, note_logits_hash, open_engine, read_text, tokenizer};
 use crate::cli::PerplexityArgs;
-use crate::engine::{Engine, Outputs};
+use crate::engine::{Engine, Outputs, Session};
 use crate::error::{Error, Result};
 use crate::progress;
 use crate::tokenizer::Special;
@@ -29,12 +29,15 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let n_chunks = (tokens.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
     let bar = progress::count_bar("perplexity", n_chunks as u64);
     let mut scores = Scores::default();
+    let mut session = engine.session()?;
     for chunk in tokens.chunks_exact(n_ctx).take(n_chunks) {
-        score_chunk(&mut engine, chunk, bos, &mut scores)?;
+        score_chunk(&mut engine, &mut session, chunk, bos, &mut scores)?;
         bar.set_message(format!("perplexity {:.4}", scores.perplexity()));
         bar.inc(1);
     }
     bar.finish_and_clear();
+    note_logits_hash(&session);
+    engine.close(session);
     emit(&format!(
         "perplexity {:.4} ± {:.4} ({} tokens in {n_chunks} chunks of {n_ctx})\n",
         scores.perplexity(),
@@ -46,6 +49,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
 /// Scores the second half of a chunk. Its first token is replaced by BOS where the model wants one.
 fn score_chunk(
     engine: &mut Engine,
+    session: &mut Session,
     chunk: &[u32],
     bos: Option<u32>,
     scores: &mut Scores,
@@ -54,17 +58,15 @@ fn score_chunk(
     if let (Some(bos), Some(first)) = (bos, input.first_mut()) {
         *first = bos;
     }
-    let mut session = engine.session()?;
+    session.truncate(0);
     let half = chunk.len() / 2;
-    engine.eval(&mut session, &input[..half], Outputs::Last, |_, _| Ok(()))?;
-    engine.eval(&mut session, &input[half..], Outputs::All, |position, logits| {
+    engine.eval(session, &input[..half], Outputs::None, |_, _| Ok(()))?;
+    engine.eval(session, &input[half..], Outputs::All, |position, logits| {
         if let Some(&next) = chunk.get(position as usize + 1) {
             scores.add(negative_log_likelihood(logits, next));
         }
         Ok(())
-    })?;
-    engine.close(session);
-    Ok(())
+    })
 }
 
 /// Sums of negative log likelihoods.

@@ -1,7 +1,7 @@
 //! `vkmoe run`: one answer, or a chat on a terminal.
 
 use super::terminal::{Lines, Printer};
-use super::{emit, note, open_engine, read_text, text_input, tokenizer};
+use super::{emit, note, note_logits_hash, open_engine, read_text, text_input, tokenizer};
 use crate::cli::{RunArgs, SamplingArgs};
 use crate::engine::{Engine, Outputs, Session};
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ pub(super) fn run(args: RunArgs) -> Result<ExitCode> {
         true => talk.chat(prompt).map(|()| End::Done),
         false => talk.answer_once(&prompt.unwrap_or_default()),
     };
-    talk.close(args.engine.logits_hash);
+    talk.close();
     Ok(match result? {
         End::Interrupted => ExitCode::from(INTERRUPTED),
         End::Done | End::ContextFull => ExitCode::SUCCESS,
@@ -379,12 +379,10 @@ impl Talk {
     }
 
     /// Prints the closing figures and frees the session.
-    fn close(mut self, logits_hash: bool) {
+    fn close(mut self) {
         if self.prompt.tokens > 0 {
             note(&format!("\n{}", self.figures()));
-            if logits_hash {
-                note(&format!("logits hash: {}", self.session.logits_hash()));
-            }
+            note_logits_hash(&self.session);
         }
         self.engine.close(self.session);
     }
