@@ -11,6 +11,7 @@ use crate::model::hparams::HParams;
 use crate::model::{Model, PassShape};
 use crate::plan::{self, Budget, Needs, Plan};
 use crate::progress;
+use crate::stream::options::StreamOptions;
 use crate::vk::{self, Device, DeviceOptions, Instance, InstanceOptions, Validation};
 use std::path::Path;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub struct EngineOptions {
     pub hash_logits: bool,
     /// Checks of the validation layer; with `Off`, `VKMOE_VALIDATION` decides.
     pub validation: Validation,
+    /// Experts in host memory.
+    pub stream: StreamOptions,
 }
 
 impl Default for EngineOptions {
@@ -47,6 +50,7 @@ impl Default for EngineOptions {
             vram_limit_bytes: None,
             hash_logits: false,
             validation: Validation::Off,
+            stream: StreamOptions::default(),
         }
     }
 }
