@@ -4,3 +4,5 @@
 //! out, and at last what touches files and devices.
 
 pub mod options;
+pub mod rotation;
+pub mod gate;
