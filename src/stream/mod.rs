@@ -4,5 +4,7 @@
 //! out, and at last what touches files and devices.
 
 pub mod options;
+pub mod packing;
+pub mod chunks;
 pub mod rotation;
 pub mod gate;
