@@ -11,6 +11,7 @@ use crate::graph::{
     Routing, Shape, Tensor, Weight,
 };
 use crate::push;
+use crate::stream::Streamer;
 use glam::UVec3;
 
 /// One step of an op. Steps of an op depend on each other in order.
@@ -46,6 +47,8 @@ pub struct Lowering<'a> {
     pub layout: &'a Layout,
     /// Addresses of weights.
     pub residency: &'a Residency,
+    /// Addresses of experts that this pass reads in staging slots.
+    pub streamer: Option<&'a Streamer>,
     /// Address of the rotation's frequencies.
     pub rope_freqs: u64,
     /// The cache's types.
@@ -164,7 +167,8 @@ impl Lowering<'_> {
         out: Tensor,
     ) -> Launch {
         let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
-        let table = self.residency.table(w.id);
+        let slot = self.streamer.and_then(|s| s.table(w.id));
+        let table = slot.unwrap_or_else(|| self.residency.table(w.id));
         let Some(groups) = routing.groups else {
             let t = self.tuning.mat_vec_id();
             let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &[t.local, 1, 1, t.rows]);

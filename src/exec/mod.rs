@@ -1,7 +1,7 @@
 //! Runs graphs on a device. Reading order: [`residency`] (where weights are), [`kv`] (the cache),
 //! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`attention`] and [`grid`], [`kernels`]
-//! (pipelines), [`pace`] (how much goes into one submission), [`run`] (recording, submitting, reading
-//! back).
+//! (pipelines), [`pace`] (how much goes into one submission), `record` with `hazards` (recording),
+//! `profile` (timestamps), [`run`] (submitting, reading back).
 
 pub mod residency;
 pub mod kv;
@@ -11,4 +11,7 @@ pub mod attention;
 pub mod grid;
 pub mod kernels;
 pub mod pace;
+mod hazards;
+mod profile;
+mod record;
 pub mod run;

@@ -2,61 +2,19 @@
 //! that kernels use.
 //!
 //! Weights are packed into chunks of at most 1 GiB. An expert tensor may be spread over chunks, since
-//! kernels find each expert by its own address in a table; so may the experts of later placements.
-//! Kernels may read up to [`TAIL_BYTES`] past a matrix.
+//! kernels find each expert by its own address in a table. Experts that stay on the host are the
+//! business of [`crate::stream`]; here they only have a table, which is filled when they can be read.
 
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::graph::WeightId;
 use crate::model::weights::{Role, WeightInfo};
 use crate::plan::Place;
+use crate::stream::chunks::CHUNK_BYTES;
+use crate::stream::packing::{Matrices, TAIL_BYTES, WEIGHT_ALIGN, pack};
 use crate::vk::{Buffer, Device, Lane, MemoryKind, Point, Recorder, Replay};
 use indicatif::ProgressBar;
 use std::sync::Arc;
-
-/// Readable bytes behind every matrix.
-pub const TAIL_BYTES: u64 = 64;
-/// Chunks are no larger, unless a single matrix is.
-const CHUNK_BYTES: u64 = 1 << 30;
-/// A weight starts at a multiple of this. Experts follow each other without gaps, as in the file.
-const WEIGHT_ALIGN: u64 = 256;
-
-/// A piece of a weight: one matrix, in one chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
-    chunk: usize,
-    offset: u64,
-}
-
-/// Matrices to pack: how many of how many bytes.
-struct Matrices {
-    n: u32,
-    bytes: u64,
-}
-
-/// Packs weights in order. Result: the pieces of each weight, and the chunks' sizes.
-fn pack(weights: &[Matrices], limit: u64) -> (Vec<Vec<Piece>>, Vec<u64>) {
-    let mut chunks: Vec<u64> = Vec::new();
-    let pieces = weights.iter().map(|w| {
-        (0..w.n)
-            .map(|i| {
-                let align = if i == 0 { WEIGHT_ALIGN } else { 1 };
-                let at = chunks.last().map(|used| used.next_multiple_of(align));
-                let fits = at.is_some_and(|at| at + w.bytes + TAIL_BYTES <= limit);
-                let offset = if fits { at.unwrap_or(0) } else { 0 };
-                if !fits {
-                    chunks.push(0);
-                }
-                if let Some(used) = chunks.last_mut() {
-                    *used = offset + w.bytes;
-                }
-                Piece { chunk: chunks.len() - 1, offset }
-            })
-            .collect()
-    });
-    let pieces = pieces.collect();
-    (pieces, chunks.iter().map(|used| used + TAIL_BYTES).collect())
-}
 
 /// All weights of a model, loaded.
 pub struct Residency {
@@ -66,6 +24,13 @@ pub struct Residency {
     addresses: Vec<u64>,
     /// By weight: address of its table of expert addresses.
     tables: Vec<u64>,
+    /// Holds all tables.
+    table: Buffer,
+}
+
+/// Whether a weight's bytes are moved by [`crate::stream`] instead of being loaded.
+pub fn is_streamed(weight: &WeightInfo, place: Place) -> bool {
+    place == Place::Host && weight.role == Role::Experts
 }
 
 impl Residency {
@@ -82,12 +47,15 @@ impl Residency {
         for (place, kind) in
             [(Place::Device, MemoryKind::Device), (Place::Host, MemoryKind::HostRead)]
         {
-            let chosen: Vec<usize> = (0..weights.len()).filter(|&w| places[w] == place).collect();
+            let loads = |&w: &usize| places[w] == place && !is_streamed(&weights[w], place);
+            let chosen: Vec<usize> = (0..weights.len()).filter(loads).collect();
             loader.load(weights, &chosen, kind, &mut pieces)?;
         }
-        let (addresses, tables) = loader.write_tables(weights, &pieces)?;
+        let addresses = pieces.iter().map(|p| p.first().map_or(0, address)).collect();
+        let (table, tables) = loader.write_tables(weights, &pieces)?;
         loader.finish()?;
-        Ok(Residency { buffers: loader.buffers, addresses, tables })
+        loader.buffers.push(table.clone());
+        Ok(Residency { buffers: loader.buffers, addresses, tables, table })
     }
 
     /// Address of a weight that is one matrix or vector.
@@ -103,6 +71,11 @@ impl Residency {
     /// Address of an optional vector; kernels take 0 for none.
     pub fn optional(&self, weight: Option<WeightId>) -> u64 {
         weight.map_or(0, |w| self.address(w))
+    }
+
+    /// The buffer of all tables, and where in it a weight's table begins.
+    pub fn table_place(&self, weight: WeightId) -> (&Buffer, u64) {
+        (&self.table, self.table(weight) - self.table.address())
     }
 
     /// The buffers behind the addresses, to be kept alive by commands.
@@ -157,7 +130,11 @@ impl<'a> Loader<'a> {
         }
         let matrices: Vec<Matrices> = chosen
             .iter()
-            .map(|&w| Matrices { n: weights[w].weight.n_expert, bytes: weights[w].matrix_bytes })
+            .map(|&w| Matrices {
+                n: weights[w].weight.n_expert,
+                bytes: weights[w].matrix_bytes,
+                phase: 0,
+            })
             .collect();
         let (packed, sizes) = pack(&matrices, limit.min(CHUNK_BYTES.max(largest_bytes(&matrices))));
         let first = self.buffers.len();
@@ -210,32 +187,31 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// The address tables of all weights, one after the other in one buffer.
+    /// The address tables of all weights, one after the other in one buffer, and where each begins.
+    /// Experts that were not loaded have zeros.
     fn write_tables(
         &mut self,
         weights: &[WeightInfo],
         pieces: &[Vec<(Buffer, u64)>],
-    ) -> Result<(Vec<u64>, Vec<u64>)> {
-        let address = |(buffer, offset): &(Buffer, u64)| buffer.address() + offset;
-        let addresses = pieces.iter().map(|p| p.first().map_or(0, address)).collect();
-        let entries: Vec<u64> = pieces.iter().flatten().map(address).collect();
+    ) -> Result<(Buffer, Vec<u64>)> {
+        let (mut entries, mut starts): (Vec<u64>, Vec<usize>) = (Vec::new(), Vec::new());
+        for (w, pieces) in weights.iter().zip(pieces) {
+            starts.push(entries.len());
+            entries.extend(pieces.iter().map(address));
+            entries.resize(starts[starts.len() - 1] + w.weight.n_expert as usize, 0);
+        }
         let bytes = (entries.len() * 8).max(8) as u64;
         let buffer = Buffer::new(self.device, "weights.table", bytes, MemoryKind::Device)?;
         for (i, part) in bytemuck::cast_slice(&entries).chunks(RING_SLOT_BYTES as usize).enumerate()
         {
             self.stage(&buffer, i as u64 * RING_SLOT_BYTES, part)?;
         }
-        let mut table = buffer.address();
-        let tables = weights
-            .iter()
-            .map(|w| {
-                let this = if w.role == Role::Experts { table } else { 0 };
-                table += u64::from(w.weight.n_expert) * 8;
-                this
-            })
-            .collect();
-        self.buffers.push(buffer);
-        Ok((addresses, tables))
+        let table_of = |(w, start): (&WeightInfo, usize)| match w.role {
+            Role::Experts => buffer.address() + start as u64 * 8,
+            Role::Dense | Role::Vector => 0,
+        };
+        let tables = weights.iter().zip(starts).map(table_of).collect();
+        Ok((buffer, tables))
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -244,6 +220,10 @@ impl<'a> Loader<'a> {
         }
         self.gguf.check()
     }
+}
+
+fn address((buffer, offset): &(Buffer, u64)) -> u64 {
+    buffer.address() + offset
 }
 
 fn largest_bytes(matrices: &[Matrices]) -> u64 {
@@ -255,38 +235,4 @@ pub fn packing_overhead_bytes(weights: &[WeightInfo]) -> u64 {
     let total: u64 = weights.iter().map(WeightInfo::bytes).sum();
     let chunks = total / CHUNK_BYTES + 2;
     weights.len() as u64 * WEIGHT_ALIGN + chunks * (TAIL_BYTES + (1 << 20))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        /// Pieces lie inside their chunks, apart from each other, experts back to back.
-        #[test]
-        fn packing_is_sound(
-            sizes in prop::collection::vec((1u32..6, 1u64..700), 1..40),
-            limit in 800u64..3000,
-        ) {
-            let weights: Vec<_> = sizes.iter().map(|&(n, bytes)| Matrices { n, bytes }).collect();
-            let (pieces, chunks) = pack(&weights, limit);
-            let mut ranges = Vec::new();
-            for (w, pieces) in weights.iter().zip(&pieces) {
-                prop_assert_eq!(pieces.len(), w.n as usize);
-                prop_assert_eq!(pieces[0].offset % WEIGHT_ALIGN, 0);
-                for p in pieces {
-                    prop_assert!(p.offset + w.bytes + TAIL_BYTES <= chunks[p.chunk]);
-                    ranges.push((p.chunk, p.offset, p.offset + w.bytes));
-                }
-                for (a, b) in pieces.iter().zip(&pieces[1..]) {
-                    let next_to = a.chunk == b.chunk && a.offset + w.bytes == b.offset;
-                    prop_assert!(next_to || (b.chunk == a.chunk + 1 && b.offset == 0));
-                }
-            }
-            prop_assert!(chunks.iter().all(|&c| c <= limit));
-            ranges.sort();
-            prop_assert!(ranges.windows(2).all(|w| w[0].0 < w[1].0 || w[0].2 <= w[1].1));
-        }
-    }
 }

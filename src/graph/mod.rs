@@ -365,6 +365,26 @@ impl Op {
         }
     }
 
+    /// What the op is called in traces.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::GetRows { .. } => "get_rows",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::MulMat { .. } => "mul_mat",
+            Op::MulMatId { .. } => "mul_mat_id",
+            Op::Rope { .. } => "rope",
+            Op::KvStore { .. } => "kv_store",
+            Op::Attention { .. } => "attention",
+            Op::Router { .. } => "router",
+            Op::GroupPairs { .. } => "group_pairs",
+            Op::Glu { .. } => "glu",
+            Op::Combine { .. } => "combine",
+            Op::CopyRows { .. } => "copy_rows",
+            Op::ReadTop { .. } => "read_top",
+            Op::ReadLogits { .. } => "read_logits",
+        }
+    }
+
     /// The weight matrix that the op multiplies with or looks up, if any.
     pub fn weights(&self) -> Option<Weight> {
         match *self {

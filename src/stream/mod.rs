@@ -1,10 +1,26 @@
 //! Which expert bytes move when: from the host to the device, ahead of need.
 //!
-//! Reading order: [`options`] (what the user may choose), then the pure part, numbers in and decisions
-//! out, and at last what touches files and devices.
+//! Reading order: [`options`] (what the user may choose); then the pure part, numbers in and decisions
+//! out: [`gate`] (prefetch or not), [`rotation`] (the slot protocol), [`packing`] and [`chunks`] (where
+//! bytes are), [`overlap`] and [`stats`] (what it was worth), [`pin_budget`]; then what touches files
+//! and devices: [`host_tensor`], [`probe`] (which host source works), [`pins`] (pinning it), [`ring`]
+//! (for what is not pinned), [`slots`], and [`streamer`], which puts them together. [`chaos`] is for
+//! tests.
 
 pub mod options;
+pub mod gate;
+pub mod rotation;
 pub mod packing;
 pub mod chunks;
-pub mod rotation;
-pub mod gate;
+pub mod overlap;
+pub mod stats;
+pub mod pin_budget;
+pub mod host_tensor;
+pub mod probe;
+pub mod pins;
+pub mod ring;
+pub mod slots;
+pub mod streamer;
+pub mod chaos;
+
+pub use streamer::{CopyMarks, CopyRecord, Streamer, StreamerParts};

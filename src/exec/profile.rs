@@ -1,0 +1,244 @@
+//! What the lanes did when: timestamps of submissions and copies, summed into [`StreamStats`], and with
+//! tracing on those of every op, kept for a [`Trace`](crate::trace::Trace).
+
+use super::record::Recorded;
+use crate::error::Result;
+use crate::stream::overlap::{busy_ns, overlap_ns};
+use crate::stream::stats::StreamStats;
+use crate::stream::{CopyMarks, CopyRecord, Streamer};
+use crate::trace::{Span, Track};
+use crate::vk::{Clock, Device, Lane, QueryPool, Recorder};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Spans timed in a pass, two timestamps each; later ones go untimed.
+const MAX_SPANS: u32 = 4096;
+/// Spans that a trace keeps.
+const MAX_TRACE: usize = 2_000_000;
+
+/// What a pair of timestamps on the compute lane belongs to.
+#[derive(Clone, Debug)]
+pub(super) enum ComputeMark {
+    /// A submission.
+    Segment {
+        /// Its estimated time.
+        estimate_ns: f64,
+        /// It reads weights over the bus.
+        reads_host: bool,
+    },
+    /// A dispatch.
+    Op {
+        /// What to call it.
+        name: String,
+        /// Layer.
+        il: Option<u32>,
+    },
+}
+
+/// Writes timestamps while a pass is recorded.
+pub(super) struct Marks {
+    pool: QueryPool,
+    per_op: bool,
+    marks: Vec<ComputeMark>,
+    /// Query of the open submission.
+    segment: Option<usize>,
+    op: Option<u32>,
+}
+
+impl Marks {
+    pub(super) fn new(pool: QueryPool, per_op: bool) -> Self {
+        Marks { pool, per_op, marks: Vec::new(), segment: None, op: None }
+    }
+
+    pub(super) fn into_marks(self) -> Vec<ComputeMark> {
+        self.marks
+    }
+
+    pub(super) fn begin_segment(&mut self, recorder: &mut Recorder) {
+        let mark = ComputeMark::Segment { estimate_ns: 0.0, reads_host: false };
+        self.segment = self.begin(recorder, mark).map(|query| query as usize / 2);
+    }
+
+    pub(super) fn end_segment(&mut self, recorder: &mut Recorder, estimate: f64, host: bool) {
+        let Some(index) = self.segment.take() else { return };
+        self.marks[index] = ComputeMark::Segment { estimate_ns: estimate, reads_host: host };
+        recorder.write_timestamp(&self.pool, index as u32 * 2 + 1);
+    }
+
+    pub(super) fn begin_op(
+        &mut self,
+        recorder: &mut Recorder,
+        name: impl FnOnce() -> String,
+        il: Option<u32>,
+    ) {
+        if self.per_op {
+            self.op = self.begin(recorder, ComputeMark::Op { name: name(), il });
+        }
+    }
+
+    pub(super) fn end_op(&mut self, recorder: &mut Recorder) {
+        if let Some(query) = self.op.take() {
+            recorder.write_timestamp(&self.pool, query + 1);
+        }
+    }
+
+    fn begin(&mut self, recorder: &mut Recorder, mark: ComputeMark) -> Option<u32> {
+        let query = self.marks.len() as u32 * 2;
+        if query >= 2 * MAX_SPANS {
+            return None;
+        }
+        self.marks.push(mark);
+        recorder.reset_timestamps(&self.pool, query..query + 2);
+        recorder.write_timestamp(&self.pool, query);
+        Some(query)
+    }
+}
+
+/// The timestamps of a pass's copies.
+pub(super) struct CopyTimes {
+    /// None where the copy queue has no timestamps.
+    pool: Option<QueryPool>,
+    copies: Vec<CopyRecord>,
+    open: Option<u32>,
+}
+
+impl CopyMarks for CopyTimes {
+    fn begin(&mut self, recorder: &mut Recorder, copy: CopyRecord) {
+        let query = self.copies.len() as u32 * 2;
+        self.copies.push(copy);
+        self.open = (query < 2 * MAX_SPANS).then_some(query);
+        if let (Some(query), Some(pool)) = (self.open, &self.pool) {
+            recorder.write_timestamp(pool, query);
+        }
+    }
+
+    fn end(&mut self, recorder: &mut Recorder) {
+        if let (Some(query), Some(pool)) = (self.open.take(), &self.pool) {
+            recorder.write_timestamp(pool, query + 1);
+        }
+    }
+}
+
+/// Start and end on the common clock.
+type Interval = (u64, u64);
+
+/// Sums up passes.
+pub(super) struct Profile {
+    clock: Clock,
+    pub(super) copy_times: CopyTimes,
+    stats: StreamStats,
+    trace: Option<Vec<Span>>,
+}
+
+impl Profile {
+    pub(super) fn new(device: &Arc<Device>, tracing: bool, streaming: bool) -> Result<Self> {
+        let pool = match streaming {
+            true => QueryPool::new(device, Lane::Copy, "copies", 2 * MAX_SPANS).ok(),
+            false => None,
+        };
+        Ok(Profile {
+            clock: Clock::new(device)?,
+            copy_times: CopyTimes { pool, copies: Vec::new(), open: None },
+            stats: StreamStats::default(),
+            trace: tracing.then(Vec::new),
+        })
+    }
+
+    /// The pool that [`Marks`] write to.
+    pub(super) fn compute_pool(device: &Arc<Device>) -> Result<QueryPool> {
+        QueryPool::new(device, Lane::Compute, "pass", 2 * MAX_SPANS)
+    }
+
+    /// Forgets the copies of the last pass. Nothing is pending.
+    pub(super) fn begin_pass(&mut self) {
+        let n = self.copy_times.copies.len().min(MAX_SPANS as usize) as u32;
+        if let (Some(pool), 1..) = (&self.copy_times.pool, n) {
+            pool.reset(0..2 * n);
+        }
+        self.copy_times.copies.clear();
+    }
+
+    /// Reads the timestamps of a pass that is done; gives each submission's estimate and time.
+    pub(super) fn end_pass(
+        &mut self,
+        pool: &QueryPool,
+        recorded: &Recorded,
+        streamer: Option<&mut Streamer>,
+        (wall, direct_bytes): (Duration, u64),
+    ) -> Result<Vec<(f64, f64)>> {
+        let mut learned = Vec::new();
+        let mut compute: Vec<Interval> = Vec::new();
+        let times = self.intervals(pool, recorded.marks.len())?;
+        for (mark, (start, end)) in recorded.marks.iter().zip(times) {
+            match mark {
+                ComputeMark::Segment { estimate_ns, reads_host } => {
+                    compute.push((start, end));
+                    if !reads_host {
+                        learned.push((*estimate_ns, end.saturating_sub(start) as f64));
+                    }
+                }
+                ComputeMark::Op { name, il } => {
+                    let span = (Track::Compute, name.clone(), *il, 0);
+                    push_span(&mut self.trace, span, (start, end));
+                }
+            }
+        }
+        let copies = self.end_copies(streamer)?;
+        self.stats.add(&StreamStats {
+            streamed_bytes: self.copy_times.copies.iter().map(|c| c.bytes).sum(),
+            direct_bytes,
+            copy_ns: busy_ns(&copies),
+            compute_ns: busy_ns(&compute),
+            both_ns: overlap_ns(&copies, &compute),
+            wall_ns: wall.as_nanos() as u64,
+        });
+        Ok(learned)
+    }
+
+    fn end_copies(&mut self, streamer: Option<&mut Streamer>) -> Result<Vec<Interval>> {
+        let (Some(pool), Some(streamer)) = (&self.copy_times.pool, streamer) else {
+            return Ok(Vec::new());
+        };
+        let times = self.intervals(pool, self.copy_times.copies.len())?;
+        for (copy, &(start, end)) in self.copy_times.copies.iter().zip(&times) {
+            streamer.learn_link(copy.bytes, end.saturating_sub(start));
+            let tensor = &streamer.tensors()[copy.tensor];
+            if self.trace.is_some() {
+                let name = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name).to_string();
+                let span = (Track::Copy, name, tensor.il, copy.bytes);
+                push_span(&mut self.trace, span, (start, end));
+            }
+        }
+        Ok(times)
+    }
+
+    /// The first `n` spans of a pool.
+    fn intervals(&self, pool: &QueryPool, n: usize) -> Result<Vec<Interval>> {
+        let n = n.min(MAX_SPANS as usize) as u32;
+        if n == 0 {
+            return Ok(Vec::new());
+        }
+        let ns: Vec<u64> = pool.read_ticks(0..2 * n)?.iter().map(|&t| self.clock.to_ns(t)).collect();
+        Ok(ns.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
+    }
+
+    /// What happened since the last call.
+    pub(super) fn take_stats(&mut self) -> StreamStats {
+        std::mem::take(&mut self.stats)
+    }
+
+    /// The spans so far, if tracing is on.
+    pub(super) fn take_trace(&mut self) -> Option<Vec<Span>> {
+        self.trace.as_mut().map(std::mem::take)
+    }
+}
+
+fn push_span(
+    trace: &mut Option<Vec<Span>>,
+    (track, name, il, bytes): (Track, String, Option<u32>, u64),
+    (start_ns, end_ns): Interval,
+) {
+    if let Some(spans) = trace.as_mut().filter(|spans| spans.len() < MAX_TRACE) {
+        spans.push(Span { track, name, il, start_ns, end_ns, bytes });
+    }
+}

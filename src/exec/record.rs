@@ -1,0 +1,383 @@
+//! Records the steps of a pass into submissions of bounded length. A submission also ends before and
+//! after a kernel that reads a streamed expert tensor: before, because what follows waits for the copy;
+//! after, so that the slot is free as soon as possible.
+
+use super::hazards::{Access, Hazards};
+use super::kernels::{Bound, Launch};
+use super::kv::KvCache;
+use super::lower::Step;
+use super::pace;
+use super::profile::{ComputeMark, CopyTimes, Marks};
+use super::run::{Pass, RESULTS_OFFSET, Workspace};
+use crate::error::Result;
+use crate::graph::scratch::Layout;
+use crate::graph::{Graph, Op, Tensor};
+use crate::stream::Streamer;
+use crate::vk::{Binding, Commands, Lane, Point, Recorder, Replay};
+use glam::UVec3;
+
+/// A recorded pass.
+pub(super) struct Recorded {
+    /// In order.
+    pub(super) segments: Vec<Commands>,
+    /// What the timestamps belong to.
+    pub(super) marks: Vec<ComputeMark>,
+}
+
+/// What becomes of a submission once it is recorded.
+pub(super) enum Sink {
+    /// Kept, to be submitted later.
+    Keep,
+    /// Submitted at once; the points so far.
+    Submit(Vec<Point>),
+}
+
+/// The state of recording one pass.
+pub(super) struct Recording<'a> {
+    pub(super) workspace: &'a Workspace,
+    pub(super) streamer: Option<&'a mut Streamer>,
+    pub(super) copy_times: &'a mut CopyTimes,
+    pub(super) pass: &'a Pass<'a>,
+    pub(super) graph: &'a Graph,
+    pub(super) layout: &'a Layout,
+    pub(super) sink: Sink,
+    pub(super) marks: Marks,
+    segments: Vec<Commands>,
+    recorder: Option<Recorder>,
+    /// What the next submission waits for.
+    waits: Vec<Point>,
+    /// Of what is recorded and not yet submitted.
+    estimate_ns: f64,
+    /// Some of it reads weights in host memory.
+    reads_host: bool,
+    hazards: Hazards,
+    /// Layer of the op being recorded, as far as weights tell.
+    il: Option<u32>,
+}
+
+impl<'a> Recording<'a> {
+    pub(super) fn new(
+        workspace: &'a Workspace,
+        streamer: Option<&'a mut Streamer>,
+        copy_times: &'a mut CopyTimes,
+        pass: &'a Pass<'a>,
+        (graph, layout): (&'a Graph, &'a Layout),
+        sink: Sink,
+    ) -> Self {
+        Recording {
+            marks: Marks::new(workspace.timestamps.clone(), workspace.per_op),
+            workspace,
+            streamer,
+            copy_times,
+            pass,
+            graph,
+            layout,
+            sink,
+            segments: Vec::new(),
+            recorder: None,
+            waits: Vec::new(),
+            estimate_ns: 0.0,
+            reads_host: false,
+            hazards: Hazards::default(),
+            il: None,
+        }
+    }
+
+    /// Records everything. The points are empty if the sink keeps.
+    pub(super) fn all(mut self, steps: &[Vec<Step>]) -> Result<(Recorded, Vec<Point>)> {
+        self.inputs()?;
+        self.advance()?;
+        let n_kv = self.pass.first_position + self.pass.shape.n_tokens;
+        for (i, (op, steps)) in self.graph.ops.iter().zip(steps).enumerate() {
+            let estimate_ns = pace::estimate_ns(self.graph, op, n_kv);
+            let expected = self.workspace.pace.expected_ns(self.estimate_ns + estimate_ns);
+            if expected > pace::TARGET_NS && self.estimate_ns > 0.0 {
+                self.flush()?;
+            }
+            let streamed = self.streamed_use(op);
+            if let Some(index) = streamed {
+                self.before_read(i, index)?;
+            }
+            self.op(op, steps, estimate_ns)?;
+            if streamed.is_some() {
+                self.after_read()?;
+            }
+        }
+        self.results()?;
+        let points = match self.sink {
+            Sink::Keep => Vec::new(),
+            Sink::Submit(points) => points,
+        };
+        Ok((Recorded { segments: self.segments, marks: self.marks.into_marks() }, points))
+    }
+
+    /// The use of a streamed tensor that this op is.
+    fn streamed_use(&mut self, op: &Op) -> Option<usize> {
+        let weight = op.weights()?;
+        if let Some(il) = self.pass.model.weights[weight.id.0 as usize].layer {
+            self.il = Some(il);
+        }
+        let streamer = self.streamer.as_ref()?;
+        self.reads_host |= streamer.is_direct(weight.id);
+        streamer.use_of(weight.id)
+    }
+
+    /// Ends the submission before a kernel that reads a slot, and makes the next wait for its copy.
+    fn before_read(&mut self, op: usize, index: usize) -> Result<()> {
+        if self.streamer.as_ref().is_some_and(|s| s.awaits_router(index)) {
+            self.read_routing(op, index)?;
+        }
+        self.flush()?;
+        self.advance()?;
+        if let Some(streamer) = &mut self.streamer {
+            self.waits.push(streamer.filled(index, self.copy_times)?);
+        }
+        Ok(())
+    }
+
+    /// Ends the submission that reads a slot: its point frees the slot.
+    fn after_read(&mut self) -> Result<()> {
+        self.flush()?;
+        let Sink::Submit(points) = &self.sink else {
+            unreachable!("passes that move experts are submitted as they are recorded")
+        };
+        if let (Some(&point), Some(streamer)) = (points.last(), &mut self.streamer) {
+            streamer.read(point);
+        }
+        self.advance()
+    }
+
+    /// Submits the copies that are due.
+    fn advance(&mut self) -> Result<()> {
+        match &mut self.streamer {
+            Some(streamer) => streamer.advance(self.copy_times),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for the router and tells the streamer which experts it chose.
+    fn read_routing(&mut self, op: usize, index: usize) -> Result<()> {
+        let Some(ids) = routing_ids(&self.graph.ops[op]) else { return Ok(()) };
+        let (offset, bytes) = (self.layout.offsets[ids.0 as usize], self.graph.shape(ids).bytes());
+        let workspace = self.workspace;
+        let recorder = self.recorder()?;
+        recorder.barrier();
+        recorder.copy(&workspace.scratch, offset, &workspace.routing, 0, bytes);
+        recorder.host_barrier();
+        self.flush()?;
+        if let Sink::Submit(points) = &self.sink
+            && let Some(&point) = points.last()
+        {
+            let what = format!("the router of layer {}", self.il.unwrap_or(0));
+            workspace.device.wait(point, &what)?;
+        }
+        let mut chosen = vec![0u32; (bytes / 4) as usize];
+        workspace.routing.read(0, bytemuck::cast_slice_mut(&mut chosen))?;
+        let n = self.graph.ops[op..]
+            .iter()
+            .filter(|later| routing_ids(later) == Some(ids))
+            .filter_map(|later| self.streamer.as_ref()?.use_of(later.weights()?.id))
+            .count();
+        if let Some(streamer) = &mut self.streamer {
+            streamer.routed(index, n, &chosen);
+        }
+        Ok(())
+    }
+
+    /// Takes over what the host wrote.
+    fn inputs(&mut self) -> Result<()> {
+        let workspace = self.workspace;
+        let bytes = u64::from(self.pass.shape.n_tokens) * 4;
+        let tokens = self.graph.tokens.map_or(0, |t| self.layout.offsets[t.0 as usize]);
+        let (inputs, half) = (&workspace.inputs, workspace.inputs.bytes() / 2);
+        let recorder = self.recorder()?;
+        recorder.copy(inputs, 0, &workspace.scratch, tokens, bytes);
+        recorder.copy(inputs, half, &workspace.positions, 0, bytes);
+        recorder.fill(&workspace.status, 0..4, 0);
+        recorder.barrier();
+        Ok(())
+    }
+
+    /// Hands the status to the host.
+    fn results(&mut self) -> Result<()> {
+        let workspace = self.workspace;
+        let recorder = self.recorder()?;
+        recorder.barrier();
+        recorder.copy(&workspace.status, 0, &workspace.results, 0, 4);
+        recorder.host_barrier();
+        self.flush()
+    }
+
+    /// The steps of an op: a barrier before if it depends on what runs, and between its own steps.
+    fn op(&mut self, op: &Op, steps: &[Step], estimate_ns: f64) -> Result<()> {
+        let access = Access::of(op, self.graph, self.layout);
+        let mut barrier = self.hazards.conflict(&access);
+        if barrier {
+            self.hazards = Hazards::default();
+        }
+        for step in steps {
+            if barrier {
+                self.recorder()?.barrier();
+            }
+            barrier = true;
+            match step {
+                Step::Launch(launch) => self.launch(op, launch, estimate_ns)?,
+                Step::Copy { from, to, bytes } => {
+                    let scratch = &self.workspace.scratch;
+                    self.recorder()?.copy(scratch, *from, scratch, *to, *bytes);
+                }
+                Step::Result { from, to, bytes } => {
+                    let workspace = self.workspace;
+                    let to = RESULTS_OFFSET + to;
+                    let (scratch, results) = (&workspace.scratch, &workspace.results);
+                    self.recorder()?.copy(scratch, *from, results, to, *bytes);
+                }
+            }
+        }
+        // After the steps: a cut dispatch ends submissions, and its last part runs in the newest.
+        self.hazards.add(access);
+        self.estimate_ns += estimate_ns;
+        Ok(())
+    }
+
+    /// A dispatch, cut into several submissions if it would run too long.
+    fn launch(&mut self, op: &Op, launch: &Launch, estimate_ns: f64) -> Result<()> {
+        let parts = split(launch.groups, self.workspace.pace.parts(estimate_ns));
+        let n = parts.len();
+        for (i, (base, groups)) in parts.into_iter().enumerate() {
+            let workspace = self.workspace;
+            let pipeline = workspace.kernels.get(&launch.kernel)?;
+            let bindings: Vec<Binding<'_>> =
+                launch.bindings.iter().map(|b| workspace.binding(*b, self.pass.kv)).collect();
+            self.recorder()?;
+            let (model, il) = (self.pass.model, self.il);
+            if let Some(recorder) = &mut self.recorder {
+                self.marks.begin_op(recorder, || op_label(op, model, il), il);
+                recorder.dispatch(pipeline, &launch.push, &bindings, groups, base);
+                self.marks.end_op(recorder);
+            }
+            if i + 1 < n {
+                self.estimate_ns += estimate_ns / n as f64;
+                self.flush()?;
+                self.estimate_ns -= estimate_ns / n as f64;
+            }
+        }
+        Ok(())
+    }
+
+    /// The recorder of the current submission.
+    fn recorder(&mut self) -> Result<&mut Recorder> {
+        let recorder = match self.recorder.take() {
+            Some(recorder) => recorder,
+            None => self.begin()?,
+        };
+        Ok(self.recorder.insert(recorder))
+    }
+
+    /// A new submission, which starts after all earlier ones.
+    fn begin(&mut self) -> Result<Recorder> {
+        let workspace = self.workspace;
+        let name = format!("pass.{}", self.segments.len());
+        let replay = match self.sink {
+            Sink::Keep => Replay::Many,
+            Sink::Submit(_) => Replay::Once,
+        };
+        let mut recorder = Recorder::new(&workspace.device, Lane::Compute, &name, replay)?;
+        for buffer in self.pass.residency.buffers() {
+            recorder.keep(buffer);
+        }
+        for buffer in self.streamer.iter().flat_map(|s| s.buffers()) {
+            recorder.keep(buffer);
+        }
+        recorder.keep(&workspace.rope_freqs);
+        self.marks.begin_segment(&mut recorder);
+        recorder.barrier();
+        Ok(recorder)
+    }
+
+    /// Ends the current submission.
+    fn flush(&mut self) -> Result<()> {
+        let Some(mut recorder) = self.recorder.take() else { return Ok(()) };
+        self.marks.end_segment(&mut recorder, self.estimate_ns, self.reads_host);
+        let commands = recorder.finish()?;
+        self.estimate_ns = 0.0;
+        self.reads_host = false;
+        self.hazards = Hazards::default();
+        if let Sink::Submit(points) = &mut self.sink {
+            let waits = std::mem::take(&mut self.waits);
+            points.push(self.workspace.device.submit(Lane::Compute, &[&commands], &waits)?);
+        }
+        self.segments.push(commands);
+        Ok(())
+    }
+}
+
+impl Workspace {
+    fn binding<'a>(&'a self, bound: Bound, kv: &'a KvCache) -> Binding<'a> {
+        match bound {
+            Bound::Scratch { offset, bytes } => Binding { buffer: &self.scratch, offset, bytes },
+            Bound::Positions => Binding::from(&self.positions),
+            Bound::Status => Binding::from(&self.status),
+            Bound::Kv { il, half } => Binding::from(kv.buffer(il, half)),
+        }
+    }
+}
+
+/// The expert ids that an op goes by.
+fn routing_ids(op: &Op) -> Option<Tensor> {
+    match op {
+        Op::MulMatId { routing, .. } => Some(routing.ids),
+        _ => None,
+    }
+}
+
+/// How an op is called in a trace: by its weight, or by layer and kind.
+fn op_label(op: &Op, model: &crate::model::Model, il: Option<u32>) -> String {
+    if let Some(weight) = op.weights() {
+        let name = &model.weights[weight.id.0 as usize].name;
+        return name.strip_suffix(".weight").unwrap_or(name).to_string();
+    }
+    match il {
+        Some(il) => format!("blk.{il}.{}", op.name()),
+        None => op.name().to_string(),
+    }
+}
+
+/// Cuts a grid into at most `parts` slices along its longest side: (base, groups) each.
+fn split(groups: UVec3, parts: u32) -> Vec<(UVec3, UVec3)> {
+    let axis = (0..3).max_by_key(|&a| groups[a]).unwrap_or(0);
+    let step = groups[axis].div_ceil(parts).max(1);
+    let slices = (0..groups[axis]).step_by(step as usize).map(|start| {
+        let (mut base, mut size) = (UVec3::ZERO, groups);
+        base[axis] = start;
+        size[axis] = step.min(groups[axis] - start);
+        (base, size)
+    });
+    slices.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Slices of a grid cover it once.
+        #[test]
+        fn slices_cover_the_grid(x in 1u32..500, y in 1u32..20, z in 1u32..5, parts in 1u32..40) {
+            let groups = UVec3::new(x, y, z);
+            let slices = split(groups, parts);
+            prop_assert!(slices.len() <= parts as usize);
+            let axis = (0..3).max_by_key(|&a| groups[a]).unwrap();
+            let mut next = 0;
+            for (base, size) in slices {
+                prop_assert_eq!(base[axis], next);
+                next += size[axis];
+                let full = (0..3).all(|a| a == axis || (base[a] == 0 && size[a] == groups[a]));
+                prop_assert!(full);
+            }
+            prop_assert_eq!(next, groups[axis]);
+        }
+    }
+
+}

@@ -1,0 +1,379 @@
+//! Pins the host source in the background: chunk by chunk, in the order of first use, while the first
+//! tokens already run. What is not pinned yet, or never will be, goes through the ring.
+//!
+//! A chunk takes two steps that use different parts of the machine: one that the CPU's cores can share
+//! (reading the file, or copying its pages) and one inside the driver (pinning pages). So one chunk's
+//! second step runs beside the next one's first.
+
+use super::chunks::{CHUNK_BYTES, Chunk, ChunkPlan, Content, FileTensor};
+use super::host_tensor::HostTensor;
+use super::options::HostSource;
+use super::packing::{Matrices, Piece, pack};
+use super::pin_budget::PinBudget;
+use super::ring::read_parts;
+use crate::error::{Error, Result};
+use crate::gguf::{Gguf, PrivateMapping};
+use crate::plan::Bytes;
+use crate::vk::{Arena, Buffer, Device, HostPages, MemoryKind};
+use indicatif::ProgressBar;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A tensor that the device can read in host memory.
+pub struct Pinned {
+    /// The chunks that hold it.
+    pub buffers: Vec<Buffer>,
+    /// By expert, into `buffers`.
+    pub pieces: Vec<Piece>,
+}
+
+impl Pinned {
+    /// Device addresses, by expert.
+    pub fn addresses(&self) -> Vec<u64> {
+        self.pieces.iter().map(|p| self.buffers[p.chunk].address() + p.offset).collect()
+    }
+}
+
+/// What to pin.
+pub struct PinJob {
+    /// For this device.
+    pub device: Arc<Device>,
+    /// From this file.
+    pub gguf: Arc<Gguf>,
+    /// How. Not the ring.
+    pub source: HostSource,
+    /// In the order of use.
+    pub tensors: Vec<HostTensor>,
+    /// How much.
+    pub budget: PinBudget,
+    /// Shows bytes pinned.
+    pub bar: ProgressBar,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, Default)]
+pub struct PinReport {
+    /// Bytes of the tensors that are pinned.
+    pub pinned_bytes: u64,
+    /// Bytes of all.
+    pub total_bytes: u64,
+    /// How.
+    pub source: Option<HostSource>,
+    /// Why not all.
+    pub limit: Option<String>,
+    /// How long it took.
+    pub time: Duration,
+}
+
+impl fmt::Display for PinReport {
+    /// `pinned 12.4 of 16.9 GiB (mmap) in 3.1 s; the rest streams through the ring: …`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let source = self.source.map_or("ring", HostSource::name);
+        write!(
+            f,
+            "pinned {} of {} ({source}) in {:.1} s",
+            Bytes(self.pinned_bytes),
+            Bytes(self.total_bytes),
+            self.time.as_secs_f64()
+        )?;
+        match &self.limit {
+            Some(limit) => write!(f, "; the rest streams through the ring: {limit}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The pinning thread. Dropping this stops it after the chunk it is at.
+pub struct Pins {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    finished: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Complete, and not taken yet: index of the tensor.
+    ready: Vec<(usize, Pinned)>,
+    report: PinReport,
+    /// The file could not be read.
+    failed: Option<Error>,
+}
+
+impl Pins {
+    /// Begins to pin.
+    pub fn start(job: PinJob) -> Result<Pins> {
+        let shared = Arc::new(Shared::default());
+        let theirs = shared.clone();
+        let work = move || {
+            let since = Instant::now();
+            let source = job.source;
+            let result = Pinning { job: &job, shared: &theirs }.run();
+            let mut state = lock(&theirs.state);
+            state.report.source = Some(source);
+            state.report.total_bytes = job.tensors.iter().map(|t| t.file.bytes()).sum();
+            state.report.time = since.elapsed();
+            match result {
+                Ok(()) => log::info!("{}", state.report),
+                Err(e) => state.failed = Some(e),
+            }
+            drop(state);
+            job.bar.finish_and_clear();
+            theirs.finished.store(true, Ordering::Release);
+        };
+        let spawned = std::thread::Builder::new().name("pin".into()).spawn(work);
+        let thread = spawned.map_err(|source| Error::File {
+            path: "thread".into(),
+            action: "start",
+            source,
+        })?;
+        Ok(Pins { shared, thread: Some(thread) })
+    }
+
+    /// The tensors that became complete since the last call.
+    pub fn take(&self) -> Result<Vec<(usize, Pinned)>> {
+        let mut state = lock(&self.shared.state);
+        match state.failed.take() {
+            Some(e) => Err(e),
+            None => Ok(std::mem::take(&mut state.ready)),
+        }
+    }
+
+    /// Whether nothing more comes.
+    pub fn is_finished(&self) -> bool {
+        self.shared.finished.load(Ordering::Acquire)
+    }
+
+    /// Waits until nothing more comes.
+    pub fn wait(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported; what it left undone goes through the ring.
+            let _ = thread.join();
+        }
+    }
+
+    /// What became of it, once it is finished.
+    pub fn report(&self) -> PinReport {
+        lock(&self.shared.state).report.clone()
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.wait();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread's work.
+struct Pinning<'a> {
+    job: &'a PinJob,
+    shared: &'a Shared,
+}
+
+/// A chunk after its first step.
+enum Prepared {
+    /// Pages to be imported.
+    Pages(Arc<dyn HostPages>, std::ops::Range<u64>),
+    /// A buffer to be filled.
+    Empty(Buffer),
+}
+
+impl Pinning<'_> {
+    fn run(&self) -> Result<()> {
+        let job = self.job;
+        let files: Vec<FileTensor> = job.tensors.iter().map(|t| t.file).collect();
+        let limits = &job.device.info().limits;
+        let limit = CHUNK_BYTES.min(limits.buffer_bytes).min(limits.allocation_bytes);
+        let mappings = self.mappings()?;
+        let mut plan = match job.source {
+            HostSource::Mmap => {
+                let page = limits.import_alignment.max(1);
+                let mapped: Vec<u64> = mappings.iter().map(|m| m.bytes().len() as u64).collect();
+                ChunkPlan::pages(&files, page, limit, &mapped)
+            }
+            _ => ChunkPlan::reads(&files, limit),
+        };
+        let n_all = plan.chunks.len();
+        let fits = within(&plan.chunks, job.budget.bytes);
+        plan.chunks.truncate(fits);
+        if fits < n_all {
+            lock(&self.shared.state).report.limit = Some(job.budget.limited_by.to_string());
+        }
+        self.pin_all(&plan, &mappings)
+    }
+
+    /// The files' pages, if these are to be imported.
+    fn mappings(&self) -> Result<Vec<Arc<PrivateMapping>>> {
+        match self.job.source {
+            HostSource::Mmap => {
+                (0..self.job.gguf.parts().len()).map(|i| self.job.gguf.map_private(i)).collect()
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    fn pin_all(&self, plan: &ChunkPlan, mappings: &[Arc<PrivateMapping>]) -> Result<()> {
+        let mut buffers: Vec<Buffer> = Vec::new();
+        let prepare = |i: usize| plan.chunks.get(i).map(|c| self.prepare(c, mappings));
+        let mut next = prepare(0);
+        while let Some(prepared) = next {
+            if self.shared.stop.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            let index = buffers.len();
+            let chunk = &plan.chunks[index];
+            let (buffer, after) = rayon::join(
+                || prepared.and_then(|prepared| self.finish(chunk, index, prepared)),
+                || prepare(index + 1),
+            );
+            match buffer {
+                Ok(buffer) => buffers.push(buffer),
+                Err(e) => return self.refused(e),
+            }
+            next = after;
+            for tensor in plan.completed_by(buffers.len()) {
+                match self.pinned(tensor, plan, &buffers) {
+                    Ok(pinned) => self.publish(tensor, pinned),
+                    Err(e) => return self.refused(e),
+                }
+            }
+        }
+        self.job.gguf.check()
+    }
+
+    /// Memory that is refused ends the pinning, and the ring does the rest; a file that cannot be read
+    /// ends the run.
+    fn refused(&self, e: Error) -> Result<()> {
+        match e {
+            Error::File { .. } | Error::Gguf { .. } => Err(e),
+            e => {
+                log::debug!("pinning stopped: {e}");
+                lock(&self.shared.state).report.limit = Some(e.to_string());
+                Ok(())
+            }
+        }
+    }
+
+    fn publish(&self, tensor: usize, pinned: Pinned) {
+        let bytes = self.job.tensors[tensor].file.bytes();
+        self.job.bar.inc(bytes);
+        let mut state = lock(&self.shared.state);
+        state.report.pinned_bytes += bytes;
+        state.ready.push((tensor, pinned));
+    }
+
+    /// The first step.
+    fn prepare(&self, chunk: &Chunk, mappings: &[Arc<PrivateMapping>]) -> Result<Prepared> {
+        let job = self.job;
+        match &chunk.content {
+            Content::Pages { part, range } => {
+                let mapping = mappings[*part].clone();
+                mapping.populate(range.clone());
+                Ok(Prepared::Pages(mapping, range.clone()))
+            }
+            Content::Reads(_) if job.source == HostSource::Host => {
+                Buffer::new(&job.device, "experts.host", chunk.bytes, MemoryKind::HostRead)
+                    .map(Prepared::Empty)
+            }
+            Content::Reads(reads) => {
+                let page = job.device.info().limits.import_alignment.max(1);
+                let mut arena = Arena::new(chunk.bytes.next_multiple_of(page))?;
+                self.read(reads, arena.bytes_mut())?;
+                let bytes = arena.bytes().len() as u64;
+                Ok(Prepared::Pages(Arc::new(arena), 0..bytes))
+            }
+        }
+    }
+
+    /// The second step.
+    fn finish(&self, chunk: &Chunk, index: usize, prepared: Prepared) -> Result<Buffer> {
+        match prepared {
+            Prepared::Pages(pages, range) => {
+                let name = format!("experts.{}.{index}", self.job.source);
+                Buffer::import(&self.job.device, &name, &pages, range)
+            }
+            Prepared::Empty(buffer) => {
+                if let Content::Reads(reads) = &chunk.content {
+                    buffer.write_with(0, chunk.bytes, |memory| self.read(reads, memory))?;
+                }
+                Ok(buffer)
+            }
+        }
+    }
+
+    fn read(&self, reads: &[(usize, std::ops::Range<u64>, u64)], memory: &mut [u8]) -> Result<()> {
+        let gguf = &self.job.gguf;
+        for (tensor, range, offset) in reads {
+            let info = &gguf.tensors()[self.job.tensors[*tensor].tensor];
+            read_parts(gguf, info, &[(range.clone(), *offset)], memory)?;
+        }
+        Ok(())
+    }
+
+    /// A tensor whose chunks are pinned. Matrices that no chunk has whole get a copy.
+    fn pinned(&self, tensor: usize, plan: &ChunkPlan, chunks: &[Buffer]) -> Result<Pinned> {
+        let t = &self.job.tensors[tensor];
+        let pieces = &plan.pieces[tensor];
+        let mut used: Vec<usize> = pieces.iter().flatten().map(|p| p.chunk).collect();
+        used.dedup();
+        let mut buffers: Vec<Buffer> = used.iter().map(|&c| chunks[c].clone()).collect();
+        let missing = pieces.iter().filter(|p| p.is_none()).count() as u32;
+        let (mut copies, sizes) = match missing {
+            0 => (Vec::new(), Vec::new()),
+            n => {
+                let matrices = Matrices { n, bytes: t.file.matrix_bytes, phase: 0 };
+                let (mut pieces, sizes) = pack(&[matrices], u64::MAX);
+                (pieces.pop().unwrap_or_default(), sizes)
+            }
+        };
+        let n_chunks = buffers.len();
+        for bytes in sizes {
+            buffers.push(Buffer::new(
+                &self.job.device,
+                "experts.borders",
+                bytes,
+                MemoryKind::HostRead,
+            )?);
+        }
+        copies.reverse();
+        let info = &self.job.gguf.tensors()[t.tensor];
+        let place = |(e, piece): (usize, &Option<Piece>)| -> Result<Piece> {
+            if let Some(piece) = piece {
+                let chunk = used.iter().position(|&c| c == piece.chunk).unwrap_or(0);
+                return Ok(Piece { chunk, offset: piece.offset });
+            }
+            let copy = copies.pop().unwrap_or(Piece { chunk: 0, offset: 0 });
+            let to = Piece { chunk: n_chunks + copy.chunk, offset: copy.offset };
+            let at = e as u64 * t.file.matrix_bytes;
+            buffers[to.chunk].write_with(to.offset, t.file.matrix_bytes, |memory| {
+                self.job.gguf.read_at(info, at, memory)
+            })?;
+            Ok(to)
+        };
+        let pieces = pieces.iter().enumerate().map(place).collect::<Result<_>>()?;
+        Ok(Pinned { buffers, pieces })
+    }
+}
+
+/// How many chunks from the first fit into a budget.
+fn within(chunks: &[Chunk], budget_bytes: u64) -> usize {
+    let mut sum = 0u64;
+    let fits = |chunk: &&Chunk| {
+        sum = sum.saturating_add(chunk.bytes);
+        sum <= budget_bytes
+    };
+    chunks.iter().take_while(fits).count()
+}

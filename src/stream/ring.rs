@@ -1,0 +1,176 @@
+//! The bounce ring: host memory that the device can copy from, through which experts pass that are
+//! pinned nowhere. [`layout`] and [`cut`] are pure.
+//!
+//! A piece of the ring is filled by several threads, copied on the copy lane, and filled again once
+//! that copy's point is reached.
+
+use super::packing::WEIGHT_ALIGN;
+use crate::error::Result;
+use crate::gguf::{Gguf, TensorInfo};
+use crate::vk::{Buffer, Device, MemoryKind, Point};
+use rayon::prelude::*;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Larger pieces bring nothing; smaller ones do not reach the bus's full speed (4 MiB do).
+const PIECE_BYTES: u64 = 16 << 20;
+/// The ring is no larger.
+const RING_BYTES: u64 = 512 << 20;
+/// Fewer than this cannot be filled while others are copied.
+const MIN_PIECES: u64 = 3;
+/// What one thread reads at a time.
+const READ_BYTES: usize = 1 << 20;
+
+/// Number and size of the pieces. `total_bytes`: all that ever passes through; `free_bytes`: host
+/// memory that may be used.
+pub fn layout(total_bytes: u64, free_bytes: u64) -> (u32, u64) {
+    let ring_bytes = RING_BYTES.min(free_bytes / 8).min(total_bytes.next_multiple_of(1 << 16));
+    let piece_bytes = (ring_bytes / MIN_PIECES).clamp(1 << 16, PIECE_BYTES);
+    let n = (ring_bytes / piece_bytes).max(MIN_PIECES);
+    (n as u32, piece_bytes)
+}
+
+/// Bytes of a tensor that one piece carries: the range, and where it lies in the piece.
+pub type Part = (Range<u64>, u64);
+
+/// Cuts byte ranges of a tensor into pieces. The first byte of the tensor would lie at `phase` modulo
+/// [`WEIGHT_ALIGN`], and so does every part, as in the slot.
+pub fn cut(ranges: &[Range<u64>], piece_bytes: u64, phase: u64) -> Vec<Vec<Part>> {
+    let mut pieces: Vec<Vec<Part>> = Vec::new();
+    let mut used = piece_bytes;
+    for range in ranges {
+        let mut at = range.start;
+        while at < range.end {
+            let mut offset = used.next_multiple_of(WEIGHT_ALIGN) + (phase + at) % WEIGHT_ALIGN;
+            if offset >= piece_bytes {
+                pieces.push(Vec::new());
+                offset = (phase + at) % WEIGHT_ALIGN;
+            }
+            let bytes = (range.end - at).min(piece_bytes - offset);
+            if let Some(piece) = pieces.last_mut() {
+                piece.push((at..at + bytes, offset));
+            }
+            at += bytes;
+            used = offset + bytes;
+        }
+    }
+    pieces
+}
+
+/// The ring's buffers.
+pub struct Ring {
+    /// Each with the copy that reads it.
+    pieces: Vec<(Buffer, Option<Point>)>,
+    next: usize,
+    piece_bytes: u64,
+}
+
+impl Ring {
+    /// Allocates the ring.
+    pub fn new(device: &Arc<Device>, (n, piece_bytes): (u32, u64)) -> Result<Self> {
+        let piece = |i| {
+            let name = format!("ring.{i}");
+            Ok((Buffer::new(device, &name, piece_bytes, MemoryKind::HostRead)?, None))
+        };
+        let pieces = (0..n).map(piece).collect::<Result<_>>()?;
+        Ok(Ring { pieces, next: 0, piece_bytes })
+    }
+
+    /// Bytes of a piece.
+    pub fn piece_bytes(&self) -> u64 {
+        self.piece_bytes
+    }
+
+    /// Fills the next piece once its last copy is done. Result: the piece, by index, and its buffer.
+    pub fn fill(
+        &mut self,
+        device: &Device,
+        gguf: &Gguf,
+        tensor: &TensorInfo,
+        parts: &[Part],
+    ) -> Result<(usize, Buffer)> {
+        let index = self.next;
+        self.next = (self.next + 1) % self.pieces.len();
+        let (buffer, copied) = &mut self.pieces[index];
+        if let Some(point) = copied.take() {
+            device.wait(point, "a copy out of the ring")?;
+        }
+        let end = parts.last().map_or(0, |(range, offset)| offset + range.end - range.start);
+        buffer.write_with(0, end, |memory| read_parts(gguf, tensor, parts, memory))?;
+        Ok((index, buffer.clone()))
+    }
+
+    /// The copy out of a piece was submitted.
+    pub fn copied(&mut self, index: usize, point: Point) {
+        self.pieces[index].1 = Some(point);
+    }
+}
+
+/// Reads parts of a tensor to their places, on several threads.
+pub fn read_parts(
+    gguf: &Gguf,
+    tensor: &TensorInfo,
+    parts: &[Part],
+    mut memory: &mut [u8],
+) -> Result<()> {
+    let mut reads: Vec<(u64, &mut [u8])> = Vec::new();
+    let mut position = 0;
+    for (range, offset) in parts {
+        let gap = (offset - position) as usize;
+        let (_, rest) = std::mem::take(&mut memory).split_at_mut(gap);
+        let (target, rest) = rest.split_at_mut((range.end - range.start) as usize);
+        let starts = (range.start..).step_by(READ_BYTES);
+        reads.extend(starts.zip(target.chunks_mut(READ_BYTES)));
+        position = offset + range.end - range.start;
+        memory = rest;
+    }
+    reads.into_par_iter().try_for_each(|(at, target)| gguf.read_at(tensor, at, target))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Parts cover the ranges in order, fit their piece, do not overlap, and keep the phase.
+        #[test]
+        fn pieces_carry_every_byte_once(
+            gaps in prop::collection::vec((0u64..500, 1u64..3000), 1..20),
+            piece_bytes in 512u64..4096,
+            phase in 0u64..256,
+        ) {
+            let mut at = 0;
+            let ranges: Vec<Range<u64>> = gaps
+                .iter()
+                .map(|&(gap, bytes)| {
+                    let start = at + gap;
+                    at = start + bytes;
+                    start..at
+                })
+                .collect();
+            let mut carried: Vec<u64> = Vec::new();
+            for piece in cut(&ranges, piece_bytes, phase) {
+                let mut used = 0;
+                for (range, offset) in piece {
+                    prop_assert!(offset >= used && range.start < range.end);
+                    used = offset + range.end - range.start;
+                    prop_assert!(used <= piece_bytes);
+                    prop_assert_eq!(offset % WEIGHT_ALIGN, (phase + range.start) % WEIGHT_ALIGN);
+                    carried.extend(range);
+                }
+            }
+            let expected: Vec<u64> = ranges.into_iter().flatten().collect();
+            prop_assert_eq!(carried, expected);
+        }
+
+        /// The ring stays within its share of memory, and can always make progress.
+        #[test]
+        fn rings_are_modest(total in 1u64..1 << 40, free in 1u64 << 24..1 << 40) {
+            let (n, piece_bytes) = layout(total, free);
+            prop_assert!(u64::from(n) >= MIN_PIECES && piece_bytes >= 1 << 16);
+            let bytes = u64::from(n) * piece_bytes;
+            prop_assert!(bytes <= (free / 8).max(MIN_PIECES << 16) && bytes <= RING_BYTES);
+        }
+    }
+}

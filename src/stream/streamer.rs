@@ -1,0 +1,503 @@
+//! Moves experts: the thin part that puts the decisions of [`rotation`](super::rotation),
+//! [`gate`](super::gate) and [`ring`](super::ring) into submissions on the copy lane.
+//!
+//! A pass calls [`begin`](Streamer::begin), then for each use of a streamed tensor, in order,
+//! [`advance`](Streamer::advance), [`filled`](Streamer::filled) before the submission that reads it, and
+//! [`read`](Streamer::read) after it.
+
+use super::chaos::Chaos;
+use super::gate::{Access, Gate};
+use super::host_tensor::HostTensor;
+use super::packing::{self, ChunkRegion, Piece};
+use super::pins::{PinReport, Pinned, Pins};
+use super::ring::{self, Ring};
+use super::rotation::{Copy, Fill, Rotation, Slot};
+use super::slots::{SlotLayout, Slots};
+use crate::error::{Error, Result};
+use crate::exec::residency::Residency;
+use crate::gguf::Gguf;
+use crate::graph::WeightId;
+use crate::vk::{
+    Buffer, Commands, Device, Lane, MemoryKind, Point, Recorder, Region, Replay,
+};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Speed of the bus before anything was copied: PCIe 4 at 16 lanes.
+const LINK_GBPS: f64 = 25.0;
+
+/// What the streamer is made for.
+pub struct StreamerParts {
+    /// The device.
+    pub device: Arc<Device>,
+    /// The file.
+    pub gguf: Arc<Gguf>,
+    /// What stays on the host, in the order of use.
+    pub tensors: Vec<HostTensor>,
+    /// Experts that a token uses.
+    pub n_used: u32,
+    /// Slots to prefetch into; 0: no prefetching.
+    pub n_slots: u32,
+    /// The pinning, unless everything goes through the ring.
+    pub pins: Option<Pins>,
+    /// Host memory that the ring may take a part of.
+    pub free_host_bytes: u64,
+    /// Disorder for tests.
+    pub chaos: Option<Chaos>,
+}
+
+/// A submission of the copy lane, for statistics.
+pub struct CopyRecord {
+    /// The tensor, by index into the streamer's.
+    pub tensor: usize,
+    /// Bytes copied.
+    pub bytes: u64,
+}
+
+/// See the module.
+pub struct Streamer {
+    parts: StreamerParts,
+    by_weight: HashMap<WeightId, usize>,
+    /// By tensor.
+    pinned: Vec<Option<Pinned>>,
+    /// Whether the pinning is over and all that it brought is in `pinned`.
+    settled: bool,
+    slots: Option<Slots>,
+    /// Prefetching was given up for lack of memory.
+    no_prefetch: bool,
+    rotation: Rotation,
+    ring: Option<Ring>,
+    link_gbps: f64,
+    /// By tensor: how this pass gets at it.
+    access: Vec<Access>,
+    /// Tensors that this pass moves, in order.
+    uses: Vec<usize>,
+    /// By tensor: its place in `uses`.
+    use_of: Vec<Option<usize>>,
+    /// By use: chosen experts, ascending, once the router has run.
+    experts: Vec<Vec<u32>>,
+}
+
+impl Streamer {
+    /// With nothing allocated yet.
+    pub fn new(parts: StreamerParts) -> Result<Self> {
+        let limit = buffer_limit(&parts.device);
+        let too_large = |t: &&HostTensor| t.file.matrix_bytes + packing::TAIL_BYTES + packing::WEIGHT_ALIGN > limit;
+        if let Some(t) = parts.tensors.iter().find(too_large) {
+            let problem = format!(
+                "one matrix has {} bytes, a buffer of this device {limit}",
+                t.file.matrix_bytes
+            );
+            return Err(parts.gguf.error(format!("tensor `{}`", t.name), problem));
+        }
+        let by_weight = parts.tensors.iter().enumerate().map(|(i, t)| (t.weight, i)).collect();
+        let n = parts.tensors.len();
+        Ok(Streamer {
+            by_weight,
+            pinned: (0..n).map(|_| None).collect(),
+            settled: false,
+            slots: None,
+            no_prefetch: false,
+            rotation: Rotation::new(parts.n_slots.max(1)),
+            ring: None,
+            link_gbps: LINK_GBPS,
+            access: vec![Access::Direct; n],
+            uses: Vec::new(),
+            use_of: vec![None; n],
+            experts: Vec::new(),
+            parts,
+        })
+    }
+
+    /// Decides how a pass of `n_tokens` gets at every tensor. `idle_ns`: see [`Gate`]; `None`: nothing
+    /// is prefetched, as in decode.
+    pub fn begin(&mut self, residency: &Residency, n_tokens: u32, idle_ns: Option<f64>) -> Result<()> {
+        self.adopt(residency)?;
+        self.decide(n_tokens, idle_ns);
+        if self.access.iter().any(|&a| a != Access::Direct) {
+            self.reserve_slots()?;
+            // There may be fewer than wanted.
+            self.decide(n_tokens, idle_ns);
+        }
+        self.uses = (0..self.access.len()).filter(|&t| self.access[t] != Access::Direct).collect();
+        self.reserve_ring()?;
+        self.use_of.fill(None);
+        for (index, &tensor) in self.uses.iter().enumerate() {
+            self.use_of[tensor] = Some(index);
+        }
+        self.experts = vec![Vec::new(); self.uses.len()];
+        let fill = |&t: &usize| match self.access[t] {
+            Access::Prefetch => Fill::Full,
+            Access::Gather | Access::Direct => Fill::Used,
+        };
+        self.rotation.begin(self.uses.iter().map(fill).collect());
+        Ok(())
+    }
+
+    fn decide(&mut self, n_tokens: u32, idle_ns: Option<f64>) {
+        let n_slots = self.slots.as_ref().map_or(self.parts.n_slots, Slots::n);
+        let prefetch = n_slots > 1 && self.parts.n_slots > 1 && !self.no_prefetch && idle_ns.is_some();
+        for (tensor, t) in self.parts.tensors.iter().enumerate() {
+            let gate = Gate {
+                readable: self.pinned[tensor].is_some(),
+                prefetch,
+                bytes: t.file.bytes(),
+                n_expert: t.file.n_expert,
+                n_used: self.parts.n_used,
+                n_tokens,
+                link_gbps: self.link_gbps,
+                idle_ns: idle_ns.unwrap_or(0.0),
+            };
+            self.access[tensor] = gate.access();
+        }
+    }
+
+    /// Whether this pass moves anything.
+    pub fn moves(&self) -> bool {
+        !self.uses.is_empty()
+    }
+
+    /// The table of a tensor that this pass reads in a slot.
+    pub fn table(&self, weight: WeightId) -> Option<u64> {
+        let tensor = *self.by_weight.get(&weight)?;
+        let index = self.use_of[tensor]?;
+        Some(self.slots.as_ref()?.table(tensor, self.rotation.slot(index)))
+    }
+
+    /// The place of a weight among this pass's uses.
+    pub fn use_of(&self, weight: WeightId) -> Option<usize> {
+        self.use_of[*self.by_weight.get(&weight)?]
+    }
+
+    /// Whether kernels of this pass read the weight in host memory.
+    pub fn is_direct(&self, weight: WeightId) -> bool {
+        self.by_weight.get(&weight).is_some_and(|&t| self.access[t] == Access::Direct)
+    }
+
+    /// Whether a use waits for the router's choice, which is not known yet.
+    pub fn awaits_router(&self, index: usize) -> bool {
+        let gathers = self.access[self.uses[index]] == Access::Gather;
+        gathers && self.experts[index].is_empty()
+    }
+
+    /// The router chose these experts for the uses from `first` on, `n` of them.
+    pub fn routed(&mut self, first: usize, n: usize, ids: &[u32]) {
+        for index in first..first + n {
+            let n_expert = self.parts.tensors[self.uses[index]].file.n_expert;
+            let mut experts: Vec<u32> = ids.iter().copied().filter(|&e| e < n_expert).collect();
+            experts.sort_unstable();
+            experts.dedup();
+            self.experts[index] = experts;
+        }
+        self.rotation.routed(first + n);
+    }
+
+    /// Submits the copies that are due. `before` records ahead of each copy and `after` behind it, for
+    /// timestamps.
+    pub fn advance(&mut self, marks: &mut dyn CopyMarks) -> Result<()> {
+        while let Some(copy) = self.rotation.next_copy() {
+            if let Some(chaos) = &mut self.parts.chaos
+                && chaos.postpones(&copy)
+            {
+                return Ok(());
+            }
+            let point = self.submit(copy, marks)?;
+            self.rotation.copied(point.value);
+        }
+        Ok(())
+    }
+
+    /// The point that the reader of a use waits for. Its copy is submitted if it was not.
+    pub fn filled(&mut self, index: usize, marks: &mut dyn CopyMarks) -> Result<Point> {
+        loop {
+            if let Some(value) = self.rotation.filled(index) {
+                return Ok(Point { lane: Lane::Copy, value });
+            }
+            let Some(copy) = self.rotation.next_copy() else {
+                unreachable!("use {index} cannot be copied before it is read")
+            };
+            let point = self.submit(copy, marks)?;
+            self.rotation.copied(point.value);
+        }
+    }
+
+    /// The reader of the next use was submitted.
+    pub fn read(&mut self, point: Point) {
+        self.rotation.read(point.value);
+    }
+
+    /// Buffers that kernels of this pass reach by address.
+    pub fn buffers(&self) -> impl Iterator<Item = &Buffer> {
+        let direct = self.pinned.iter().flatten().flat_map(|p| &p.buffers);
+        self.slots.iter().flat_map(Slots::buffers).chain(direct)
+    }
+
+    /// Bytes that kernels of a pass of `n_tokens` read from host memory, by estimate.
+    pub fn direct_bytes(&self, n_tokens: u32) -> u64 {
+        let direct = (0..self.access.len()).filter(|&t| self.access[t] == Access::Direct);
+        let read = |t: usize| {
+            let file = &self.parts.tensors[t].file;
+            let share = super::gate::touched_share(file.n_expert, self.parts.n_used, n_tokens);
+            (share * file.bytes() as f64) as u64
+        };
+        direct.map(read).sum()
+    }
+
+    /// What the pinning came to; `None` while it goes on.
+    pub fn pin_report(&self) -> Option<PinReport> {
+        let pins = self.parts.pins.as_ref()?;
+        pins.is_finished().then(|| pins.report())
+    }
+
+    /// The tensors that stay on the host.
+    pub fn tensors(&self) -> &[HostTensor] {
+        &self.parts.tensors
+    }
+
+    /// Learns the speed of the bus from a copy.
+    pub fn learn_link(&mut self, bytes: u64, ns: u64) {
+        // Short copies measure their fixed costs.
+        if bytes >= 4 << 20 && ns > 0 {
+            let seen = bytes as f64 / ns as f64;
+            self.link_gbps = 0.9 * self.link_gbps + 0.1 * seen;
+        }
+    }
+
+    /// Takes over tensors that were pinned meanwhile: kernels find them from this pass on. No pass
+    /// runs now.
+    fn adopt(&mut self, residency: &Residency) -> Result<()> {
+        let Some(pins) = &mut self.parts.pins else {
+            self.settled = true;
+            return Ok(());
+        };
+        if self.settled {
+            return Ok(());
+        }
+        // Without slots, or without anything to copy to, the ring is the exception.
+        if self.parts.n_slots == 0 {
+            pins.wait();
+        }
+        let finished = pins.is_finished();
+        for (tensor, pinned) in pins.take()? {
+            let (table, offset) = residency.table_place(self.parts.tensors[tensor].weight);
+            write_table(&self.parts.device, table, offset, &pinned.addresses())?;
+            self.pinned[tensor] = Some(pinned);
+        }
+        self.settled = finished;
+        Ok(())
+    }
+
+    /// Allocates the slots: as many as wanted, or fewer.
+    fn reserve_slots(&mut self) -> Result<()> {
+        if self.slots.is_some() {
+            return Ok(());
+        }
+        let device = &self.parts.device;
+        let mut layout = SlotLayout::new(&self.parts.tensors, buffer_limit(device));
+        let wanted = self.parts.n_slots.max(1);
+        let tries = (1..=wanted).rev().map(|n| (n, MemoryKind::Device));
+        for (n, kind) in tries.chain([(1, MemoryKind::HostRead)]) {
+            match Slots::new(device, layout, n, kind) {
+                Ok(slots) => {
+                    self.tell_fewer(wanted, n, kind);
+                    self.rotation = Rotation::new(n);
+                    self.no_prefetch = n < 2;
+                    self.slots = Some(slots);
+                    return Ok(());
+                }
+                Err((Error::OutOfMemory { .. }, same)) => layout = same,
+                Err((e, _)) => return Err(e),
+            }
+        }
+        Err(Error::OutOfMemory {
+            what: "one staging slot".into(),
+            needed_bytes: layout.bytes(),
+            available_bytes: 0,
+            hint: "; a smaller context (-c) or ubatch (-ub) leaves room".into(),
+        })
+    }
+
+    fn tell_fewer(&self, wanted: u32, n: u32, kind: MemoryKind) {
+        match (n, kind) {
+            _ if n == wanted && kind == MemoryKind::Device => {}
+            (1, MemoryKind::Device) => {
+                log::warn!("no memory for {wanted} staging slots: experts are not prefetched");
+            }
+            (1, _) => log::warn!("no device memory for a staging slot: it is in host memory"),
+            _ => log::warn!("no memory for {wanted} staging slots: {n} are used"),
+        }
+    }
+
+    /// Allocates the ring if this pass needs it, and frees it once nothing will.
+    fn reserve_ring(&mut self) -> Result<()> {
+        let unpinned = |&&t: &&usize| self.pinned[t].is_none();
+        if self.uses.iter().any(|t| unpinned(&t)) {
+            if self.ring.is_none() {
+                let total = self.parts.tensors.iter().map(|t| t.file.bytes()).sum();
+                let layout = ring::layout(total, self.parts.free_host_bytes);
+                self.ring = Some(Ring::new(&self.parts.device, layout)?);
+            }
+        } else if self.settled && self.pinned.iter().all(Option::is_some) {
+            self.ring = None;
+        }
+        Ok(())
+    }
+
+    /// Submits one copy of the rotation, in as many submissions as it needs.
+    fn submit(&mut self, copy: Copy, marks: &mut dyn CopyMarks) -> Result<Point> {
+        let tensor = self.uses[copy.index];
+        let file = self.parts.tensors[tensor].file;
+        let ranges = match copy.fill {
+            Fill::Full => vec![0..file.bytes()],
+            Fill::Used => packing::expert_ranges(&self.experts[copy.index], file.matrix_bytes),
+        };
+        let waits = waits(&copy);
+        if let Some(chaos) = &mut self.parts.chaos
+            && let Some(slots) = &self.slots
+        {
+            chaos.disturb(&self.parts.device, slots, copy.slot, &waits)?;
+        }
+        match self.pinned[tensor].is_some() {
+            true => self.copy_pinned(tensor, copy.slot, &ranges, &waits, marks),
+            false => self.copy_through_ring(tensor, copy.slot, &ranges, &waits, marks),
+        }
+    }
+
+    fn copy_pinned(
+        &self,
+        tensor: usize,
+        slot: Slot,
+        ranges: &[Range<u64>],
+        waits: &[Point],
+        marks: &mut dyn CopyMarks,
+    ) -> Result<Point> {
+        let (Some(slots), Some(pinned)) = (&self.slots, &self.pinned[tensor]) else {
+            unreachable!("the pass reserved its slots and found the tensor pinned")
+        };
+        let matrix_bytes = self.parts.tensors[tensor].file.matrix_bytes;
+        let to = slots.layout().pieces(tensor);
+        let regions = ranges.iter().flat_map(|range| {
+            packing::regions(
+                range.clone(),
+                matrix_bytes,
+                |at| packing::locate(&pinned.pieces, matrix_bytes, at),
+                |at| packing::locate(to, matrix_bytes, at),
+            )
+        });
+        let regions: Vec<ChunkRegion> = regions.collect();
+        let source = |chunk: usize| &pinned.buffers[chunk];
+        let commands = self.record(tensor, slot, &regions, &source, marks)?;
+        self.parts.device.submit(Lane::Copy, &[&commands], waits)
+    }
+
+    fn copy_through_ring(
+        &mut self,
+        tensor: usize,
+        slot: Slot,
+        ranges: &[Range<u64>],
+        waits: &[Point],
+        marks: &mut dyn CopyMarks,
+    ) -> Result<Point> {
+        let Some(mut ring) = self.ring.take() else {
+            unreachable!("the pass reserved the ring")
+        };
+        let result = self.copy_pieces(&mut ring, tensor, slot, ranges, waits, marks);
+        self.ring = Some(ring);
+        result
+    }
+
+    fn copy_pieces(
+        &self,
+        ring: &mut Ring,
+        tensor: usize,
+        slot: Slot,
+        ranges: &[Range<u64>],
+        waits: &[Point],
+        marks: &mut dyn CopyMarks,
+    ) -> Result<Point> {
+        let Some(slots) = &self.slots else { unreachable!("the pass reserved its slots") };
+        let t = &self.parts.tensors[tensor];
+        let info = &self.parts.gguf.tensors()[t.tensor];
+        let to = slots.layout().pieces(tensor);
+        let mut last = None;
+        for parts in ring::cut(ranges, ring.piece_bytes(), t.file.offset) {
+            let (index, buffer) = ring.fill(&self.parts.device, &self.parts.gguf, info, &parts)?;
+            let regions = parts.iter().flat_map(|(range, offset)| {
+                packing::regions(
+                    range.clone(),
+                    t.file.matrix_bytes,
+                    |at| Piece { chunk: 0, offset: offset + at - range.start },
+                    |at| packing::locate(to, t.file.matrix_bytes, at),
+                )
+            });
+            let regions: Vec<ChunkRegion> = regions.collect();
+            let commands = self.record(tensor, slot, &regions, &|_| &buffer, marks)?;
+            // Each waits: that the first one did says nothing about the start of the others.
+            let point = self.parts.device.submit(Lane::Copy, &[&commands], waits)?;
+            ring.copied(index, point);
+            last = Some(point);
+        }
+        self.parts.gguf.check()?;
+        match last {
+            Some(point) => Ok(point),
+            None => self.parts.device.submit(Lane::Copy, &[], waits),
+        }
+    }
+
+    /// The commands of one submission.
+    fn record<'a>(
+        &self,
+        tensor: usize,
+        slot: Slot,
+        regions: &[ChunkRegion],
+        source: &dyn Fn(usize) -> &'a Buffer,
+        marks: &mut dyn CopyMarks,
+    ) -> Result<Commands> {
+        let Some(slots) = &self.slots else { unreachable!("the pass reserved its slots") };
+        let name = &self.parts.tensors[tensor].name;
+        let mut recorder = Recorder::new(&self.parts.device, Lane::Copy, name, Replay::Once)?;
+        let bytes = regions.iter().map(|r| r.bytes).sum();
+        marks.begin(&mut recorder, CopyRecord { tensor, bytes });
+        for same in regions.chunk_by(|a, b| (a.from.chunk, a.to.chunk) == (b.from.chunk, b.to.chunk)) {
+            let Some(first) = same.first() else { continue };
+            let list: Vec<Region> = same
+                .iter()
+                .map(|r| Region { from: r.from.offset, to: r.to.offset, bytes: r.bytes })
+                .collect();
+            recorder.copy_regions(source(first.from.chunk), slots.buffer(slot, first.to.chunk), &list);
+        }
+        marks.end(&mut recorder);
+        recorder.finish()
+    }
+}
+
+/// Takes note of copies as they are recorded.
+pub trait CopyMarks {
+    /// A copy begins.
+    fn begin(&mut self, recorder: &mut Recorder, copy: CopyRecord);
+    /// It ends.
+    fn end(&mut self, recorder: &mut Recorder);
+}
+
+fn waits(copy: &Copy) -> Vec<Point> {
+    let points = [(Lane::Compute, copy.after_compute), (Lane::Copy, copy.after_copy)];
+    let points = points.into_iter().filter(|(_, value)| *value > 0);
+    points.map(|(lane, value)| Point { lane, value }).collect()
+}
+
+fn buffer_limit(device: &Device) -> u64 {
+    let limits = &device.info().limits;
+    limits.buffer_bytes.min(limits.allocation_bytes)
+}
+
+/// Writes entries of a table that no submission reads now.
+fn write_table(device: &Arc<Device>, table: &Buffer, offset: u64, entries: &[u64]) -> Result<()> {
+    let bytes: &[u8] = bytemuck::cast_slice(entries);
+    let staging = Buffer::new(device, "table.load", bytes.len() as u64, MemoryKind::Upload)?;
+    staging.write(0, bytes)?;
+    let mut recorder = Recorder::new(device, Lane::Compute, "table", Replay::Once)?;
+    recorder.copy(&staging, 0, table, offset, bytes.len() as u64);
+    // Later submissions of this lane begin with a barrier.
+    device.submit(Lane::Compute, &[&recorder.finish()?], &[]).map(drop)
+}
