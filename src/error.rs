@@ -60,6 +60,24 @@ pub enum Error {
         /// The driver's answer.
         result: ash::vk::Result,
     },
+    /// The driver does not import these host pages; another source of memory may do.
+    #[error("cannot import {what}: {result}")]
+    ImportRefused {
+        /// The buffer, and what is known of the reason.
+        what: String,
+        /// The driver's answer, or the nearest to what the engine found.
+        result: ash::vk::Result,
+    },
+    /// The system has no memory, or no address space, for the host's side of a transfer.
+    #[error("cannot get {} of host memory for {what}: {source}", Bytes(*bytes))]
+    HostMemory {
+        /// What it was for.
+        what: String,
+        /// Bytes needed.
+        bytes: u64,
+        /// The system's answer.
+        source: std::io::Error,
+    },
     /// Device or host memory that the plan needs is not there.
     #[error(
         "out of memory: {what} needs {}, {} are free{hint}",

@@ -89,7 +89,7 @@ impl Drop for PipelineCache {
 
 /// `pipelines-<vendor>-<device>-<driver>-<uuid>.bin`
 fn file_name(info: &DeviceInfo) -> String {
-    let uuid: String = info.pipeline_cache_uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let uuid = info.cache_uuid();
     let (vendor, device, driver) = (info.vendor.id(), info.device_id, info.driver_number);
     format!("pipelines-{vendor:x}-{device:x}-{driver:x}-{uuid}.bin")
 }

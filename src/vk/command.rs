@@ -135,7 +135,7 @@ impl Recorder {
             .iter()
             .map(|region| {
                 from.check_range(region.from, region.bytes);
-                to.check_range(region.to, region.bytes);
+                to.check_target(region.to, region.bytes);
                 vk::BufferCopy {
                     src_offset: region.from,
                     dst_offset: region.to,
@@ -154,7 +154,7 @@ impl Recorder {
     pub fn fill(&mut self, buffer: &Buffer, range: Range<u64>, value: u32) {
         assert!(range.start.is_multiple_of(4) && range.end.is_multiple_of(4), "fill of {range:?}");
         let bytes = range.end - range.start;
-        buffer.check_range(range.start, bytes);
+        buffer.check_target(range.start, bytes);
         self.keep(buffer);
         let device = self.commands.device.raw().vk();
         // SAFETY: as in `copy_regions`.
@@ -325,6 +325,11 @@ impl Commands {
     /// The lane recorded for.
     pub fn lane(&self) -> Lane {
         self.lane
+    }
+
+    /// Whether they use imported memory, as far as they know: see [`Recorder::keep`].
+    pub(super) fn use_import(&self) -> bool {
+        self.buffers.iter().any(Buffer::is_imported)
     }
 
     /// The command buffer, to be submitted to `lane` now.

@@ -13,6 +13,7 @@ pub use super::cache::CacheFile;
 use super::cache::PipelineCache;
 use super::command::Commands;
 use super::debug;
+use super::faults::FaultState;
 use super::features::{BFLOAT16_NAME, Features};
 use super::info::{self, DeviceInfo, DeviceKind, Heap};
 use super::instance::Instance;
@@ -109,6 +110,15 @@ impl Device {
 
     /// The heaps and their budgets, now.
     pub fn memory_budget(&self) -> Vec<Heap> {
+        let mut heaps = self.true_budget();
+        if let Some(injected) = self.raw.injected() {
+            injected.budget(&mut heaps);
+        }
+        heaps
+    }
+
+    /// [`Self::memory_budget`] without injected faults.
+    pub(super) fn true_budget(&self) -> Vec<Heap> {
         let budget = self.info.optional.memory_budget;
         let mut heaps = info::heaps(self.instance.raw(), self.info.physical, budget);
         if !budget && let Ok(own) = self.allocator.get_heap_budgets() {
@@ -117,6 +127,20 @@ impl Device {
             }
         }
         heaps
+    }
+
+    /// The memory types, in the driver's order.
+    pub(super) fn memory_types(&self) -> Vec<vk::MemoryType> {
+        let raw = self.instance.raw();
+        // SAFETY: the physical device is the instance's, which lives as long as `self`.
+        let memory = unsafe { raw.get_physical_device_memory_properties(self.info.physical) };
+        let mut types = memory.memory_types_as_slice().to_vec();
+        if self.raw.injected().is_some_and(FaultState::non_coherent) {
+            for kind in &mut types {
+                kind.property_flags &= !vk::MemoryPropertyFlags::HOST_COHERENT;
+            }
+        }
+        types
     }
 
     /// The timeline of a lane.
@@ -151,11 +175,17 @@ impl Device {
             .wait_semaphore_infos(&waits)
             .signal_semaphore_infos(&signals);
         let queue = lock(&state.queue);
-        // SAFETY: the queue is locked; the command buffers' owners destroy them, and what they use,
-        // through `Retired`, after the point that this submission signals.
-        unsafe { self.raw.vk().queue_submit2(*queue, &[submit], vk::Fence::null()) }.map_err(
-            |result| self.raw.error(format!("submit {value} to {}", lane.name()), result),
-        )?;
+        let injected = self.raw.injected().map_or(Ok(()), |injected| {
+            injected.submit(commands.iter().any(|commands| commands.use_import()))
+        });
+        let result = injected.and_then(|()| {
+            // SAFETY: the queue is locked; the command buffers' owners destroy them, and what they
+            // use, through `Retired`, after the point that this submission signals.
+            unsafe { self.raw.vk().queue_submit2(*queue, &[submit], vk::Fence::null()) }
+        });
+        result.map_err(|result| {
+            self.raw.error(format!("submit {value} to {}", lane.name()), result)
+        })?;
         *submitted = value;
         drop(queue);
         drop(submitted);
@@ -290,9 +320,7 @@ fn create(instance: &Instance, info: &DeviceInfo, plan: &LanePlan) -> Result<Raw
     let device = unsafe { instance.raw().create_device(info.physical, &create, None) }
         .map_err(|result| Error::Vulkan { action: format!("open {}", info.name), result })?;
     drop(alone);
-    let debug_utils = instance.has_debug_utils();
-    let fault = info.optional.device_fault;
-    Ok(RawDevice::new(instance.raw(), device, &info.name, debug_utils, fault))
+    Ok(RawDevice::new(instance, device, info))
 }
 
 /// How many queues of each family the plan uses: at most two.

@@ -56,6 +56,12 @@ impl DeviceInfo {
     pub fn shares_host_memory(&self) -> bool {
         matches!(self.kind, DeviceKind::Integrated | DeviceKind::Cpu)
     }
+
+    /// The driver's mark for what it compiles, in hexadecimal digits: differs between devices and
+    /// between builds of the driver.
+    pub fn cache_uuid(&self) -> String {
+        self.pipeline_cache_uuid.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
 }
 
 /// The limits that plans and kernels look at.
@@ -208,6 +214,7 @@ pub(super) fn query(
     let imports = info.optional.external_memory_host;
     add_properties(&mut info, raw, imports);
     info.heaps = heaps(raw, physical, info.optional.memory_budget);
+    instance.faults().apply(&mut info);
     Ok(info)
 }
 

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use ash::{ext, khr, vk};
 
+use super::faults::Faults;
 use super::info::{self, DeviceInfo};
 use super::messages::{Messages, Messenger, messenger_info};
 use super::{COMING_AND_GOING, lock};
@@ -64,12 +65,18 @@ pub struct Instance {
     raw: RawInstance,
     messages: Box<Messages>,
     debug_utils: bool,
+    faults: Faults,
     entry: ash::Entry,
 }
 
 impl Instance {
     /// Loads Vulkan and creates the instance.
     pub fn new(options: InstanceOptions) -> Result<Self> {
+        Self::with_faults(options, Faults::from_env()?)
+    }
+
+    /// As [`Self::new`], with these faults instead of those of the environment.
+    pub fn with_faults(options: InstanceOptions, faults: Faults) -> Result<Self> {
         let validation = match options.validation {
             Validation::Off => Validation::from_env()?,
             wanted => wanted,
@@ -86,7 +93,7 @@ impl Instance {
             _ => Some(Messenger::new(&entry, &raw.0, &messages)?),
         };
         let debug_utils = extensions.has(ext::debug_utils::NAME);
-        Ok(Self { _messenger: messenger, raw, messages, debug_utils, entry })
+        Ok(Self { _messenger: messenger, raw, messages, debug_utils, faults, entry })
     }
 
     /// All devices: discrete ones first, then integrated, virtual, CPU, other; Vulkan's own order
@@ -114,6 +121,11 @@ impl Instance {
     /// The first few of [`Self::validation_messages`], for a test's report.
     pub fn validation_report(&self) -> Vec<String> {
         self.messages.first()
+    }
+
+    /// What goes wrong on its devices on purpose.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
     }
 
     pub(super) fn entry(&self) -> &ash::Entry {

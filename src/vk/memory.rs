@@ -1,5 +1,6 @@
-//! Buffers. VMA sub-allocates the device memory; the host reaches it only through bounded copies.
-#![allow(unsafe_code, reason = "allocates buffers and copies to and from mapped memory")]
+//! Buffers. VMA sub-allocates the device memory; the host reaches it only within bounds. Buffers of
+//! imported host pages are made in `import`.
+#![allow(unsafe_code, reason = "allocates buffers and reaches mapped memory")]
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -9,6 +10,7 @@ use vk_mem::{Alloc, AllocationCreateFlags as Flags, AllocationCreateInfo, Memory
 
 use super::debug;
 use super::device::Device;
+use super::import::Imported;
 use super::lock;
 use super::retire::Garbage;
 use crate::{Error, Result};
@@ -36,10 +38,18 @@ struct Inner {
     device: Arc<Device>,
     name: String,
     buffer: vk::Buffer,
-    allocation: vk_mem::Allocation,
+    backing: Backing,
     address: vk::DeviceAddress,
     bytes: u64,
     mapped: Option<Mutex<Mapped>>,
+}
+
+/// The memory behind a buffer.
+pub(super) enum Backing {
+    /// VMA's.
+    Allocated(vk_mem::Allocation),
+    /// Host pages.
+    Imported(Imported),
 }
 
 impl Buffer {
@@ -56,15 +66,31 @@ impl Buffer {
             });
         }
         let (buffer, allocation) = allocate(device, name, bytes, kind)?;
+        Ok(Self::assemble(device, name, bytes, buffer, Backing::Allocated(allocation)))
+    }
+
+    /// Takes ownership of a buffer with memory bound and the usage of [`buffer_info`].
+    pub(super) fn assemble(
+        device: &Arc<Device>,
+        name: &str,
+        bytes: u64,
+        buffer: vk::Buffer,
+        backing: Backing,
+    ) -> Self {
         debug::name(device.raw(), buffer, name);
         let info = vk::BufferDeviceAddressInfo::default().buffer(buffer);
-        // SAFETY: the buffer was just created with memory bound and SHADER_DEVICE_ADDRESS.
+        // SAFETY: the caller created the buffer with memory bound and SHADER_DEVICE_ADDRESS.
         let address = unsafe { device.raw().vk().get_buffer_device_address(&info) };
-        let pointer = device.allocator().get_allocation_info(&allocation).mapped_data;
+        let pointer = match &backing {
+            Backing::Allocated(allocation) => {
+                device.allocator().get_allocation_info(allocation).mapped_data
+            }
+            Backing::Imported(_) => std::ptr::null_mut(),
+        };
         let mapped = NonNull::new(pointer.cast()).map(|start| Mutex::new(Mapped(start)));
         let device = device.clone();
         let name = name.to_owned();
-        Ok(Self(Arc::new(Inner { device, name, buffer, allocation, address, bytes, mapped })))
+        Self(Arc::new(Inner { device, name, buffer, backing, address, bytes, mapped }))
     }
 
     /// The address that kernels reach it by.
@@ -82,26 +108,48 @@ impl Buffer {
         &self.0.name
     }
 
-    /// Whether the host can reach it.
+    /// Whether the host can reach it through this handle; imported pages have their owner for that.
     pub fn is_mapped(&self) -> bool {
         self.0.mapped.is_some()
+    }
+
+    /// Whether its memory is imported host pages, which the device only reads.
+    pub fn is_imported(&self) -> bool {
+        matches!(self.0.backing, Backing::Imported(_))
     }
 
     /// Copies `data` into the buffer. The device sees it in submissions made afterwards; none made
     /// before may still use that range.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let target = self.mapped_range(offset, data.len() as u64);
+        self.write_with(offset, data.len() as u64, |to| {
+            to.copy_from_slice(data);
+            Ok(())
+        })
+    }
+
+    /// Lets `fill` write a range in place: it may cut it into pieces for several threads. What the
+    /// range holds before is anything, and reading it may be slow. Visibility is as with
+    /// [`Self::write`]; other host accesses to the buffer wait meanwhile.
+    pub fn write_with(
+        &self,
+        offset: u64,
+        bytes: u64,
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let target = self.mapped_range(offset, bytes);
         {
             let mapped = lock(target);
             // SAFETY: `mapped_range` keeps offset and length inside the mapping.
-            let to = unsafe { mapped.0.add(offset as usize) };
-            // SAFETY: both sides have `data.len()` bytes; the lock excludes other host accesses; the
-            // caller's timeline point excludes the device's.
-            unsafe { to.copy_from_nonoverlapping(NonNull::from_ref(data).cast(), data.len()) };
+            let start = unsafe { mapped.0.add(offset as usize) };
+            // SAFETY: the range lies in the mapping, which lives as long as the buffer; the lock
+            // excludes other host accesses, the caller's timeline point the device's.
+            let range = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes as usize) };
+            fill(range)?;
         }
+        let Some(allocation) = self.allocation() else { return Ok(()) };
         let allocator = self.0.device.allocator();
         allocator
-            .flush_allocation(&self.0.allocation, offset, data.len() as u64)
+            .flush_allocation(allocation, offset, bytes)
             .map_err(|result| self.0.device.raw().error(format!("flush {}", self.0.name), result))
     }
 
@@ -109,10 +157,12 @@ impl Buffer {
     /// [`Recorder::host_barrier`](super::Recorder::host_barrier), and its point is reached.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<()> {
         let source = self.mapped_range(offset, data.len() as u64);
-        let allocator = self.0.device.allocator();
-        allocator.invalidate_allocation(&self.0.allocation, offset, data.len() as u64).map_err(
-            |result| self.0.device.raw().error(format!("invalidate {}", self.0.name), result),
-        )?;
+        if let Some(allocation) = self.allocation() {
+            let allocator = self.0.device.allocator();
+            allocator.invalidate_allocation(allocation, offset, data.len() as u64).map_err(
+                |result| self.0.device.raw().error(format!("invalidate {}", self.0.name), result),
+            )?;
+        }
         let mapped = lock(source);
         // SAFETY: `mapped_range` keeps offset and length inside the mapping.
         let from = unsafe { mapped.0.add(offset as usize) };
@@ -137,6 +187,19 @@ impl Buffer {
         );
     }
 
+    /// As [`Self::check_range`], for a range that the device writes.
+    pub(super) fn check_target(&self, offset: u64, bytes: u64) {
+        assert!(!self.is_imported(), "the device does not write imported pages: {}", self.0.name);
+        self.check_range(offset, bytes);
+    }
+
+    fn allocation(&self) -> Option<&vk_mem::Allocation> {
+        match &self.0.backing {
+            Backing::Allocated(allocation) => Some(allocation),
+            Backing::Imported(_) => None,
+        }
+    }
+
     fn mapped_range(&self, offset: u64, bytes: u64) -> &Mutex<Mapped> {
         self.check_range(offset, bytes);
         let Some(mapped) = &self.0.mapped else {
@@ -148,8 +211,14 @@ impl Buffer {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let (buffer, allocation) = (self.buffer, self.allocation);
-        self.device.retire(Garbage::Buffer { buffer, allocation });
+        let buffer = self.buffer;
+        self.device.retire(match &self.backing {
+            Backing::Allocated(allocation) => Garbage::Buffer { buffer, allocation: *allocation },
+            Backing::Imported(imported) => Garbage::Import { buffer, imported: imported.clone() },
+        });
+        if let Some(injected) = self.device.raw().injected() {
+            injected.free(&self.name);
+        }
     }
 }
 
@@ -159,39 +228,60 @@ struct Mapped(NonNull<u8>);
 // SAFETY: it points to the memory of an allocation, which belongs to no thread.
 unsafe impl Send for Mapped {}
 
+/// What every buffer is used for.
+pub(super) const READ: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
+    vk::BufferUsageFlags::STORAGE_BUFFER.as_raw()
+        | vk::BufferUsageFlags::TRANSFER_SRC.as_raw()
+        | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS.as_raw(),
+);
+
+/// The queue families of the lanes.
+pub(super) fn families(device: &Device) -> [u32; 2] {
+    let plan = device.lane_plan();
+    [plan.compute.family, plan.copy.family]
+}
+
+/// A buffer of both lanes. CONCURRENT costs nothing for buffers and spares ownership transfers.
+pub(super) fn buffer_info(bytes: u64, families: &[u32; 2]) -> vk::BufferCreateInfo<'_> {
+    let info = vk::BufferCreateInfo::default().size(bytes).usage(READ);
+    match families[0] == families[1] {
+        true => info,
+        false => info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(families),
+    }
+}
+
 fn allocate(
     device: &Arc<Device>,
     name: &str,
     bytes: u64,
     kind: MemoryKind,
 ) -> Result<(vk::Buffer, vk_mem::Allocation)> {
-    let plan = device.lane_plan();
-    let families = [plan.compute.family, plan.copy.family];
-    let mut info = vk::BufferCreateInfo::default().size(bytes).usage(
-        vk::BufferUsageFlags::STORAGE_BUFFER
-            | vk::BufferUsageFlags::TRANSFER_SRC
-            | vk::BufferUsageFlags::TRANSFER_DST
-            | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS,
-    );
-    // CONCURRENT costs nothing for buffers and spares ownership transfers.
-    if families[0] != families[1] {
-        info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(&families);
-    }
+    let families = families(device);
+    let info = buffer_info(bytes, &families).usage(READ | vk::BufferUsageFlags::TRANSFER_DST);
     let mut create = allocation_info(kind);
     // VMA compares with the budget only where an allocation is asked to stand alone, or where a
     // new block is made.
     if bytes >= DEDICATED_BYTES {
         create.flags |= Flags::DEDICATED_MEMORY;
     }
-    // SAFETY: the device outlives the buffer, whose owner holds an `Arc` of it.
-    let first = unsafe { device.allocator().create_buffer(&info, &create) };
-    let result = match first {
+    let once = || {
+        let local = (kind == MemoryKind::Device).then_some(bytes);
+        if let Some(injected) = device.raw().injected() {
+            injected.allocate(name, local, || device.true_budget())?;
+        }
+        // SAFETY: the device outlives the buffer, whose owner holds an `Arc` of it.
+        unsafe { device.allocator().create_buffer(&info, &create) }.inspect_err(|_| {
+            if let Some(injected) = device.raw().injected() {
+                injected.free(name);
+            }
+        })
+    };
+    let result = match once() {
         Err(result) if is_out_of_memory(result) => {
             // What was dropped but still in use may be all that is in the way.
             device.wait_all("work that holds freed memory")?;
             device.collect();
-            // SAFETY: as above.
-            unsafe { device.allocator().create_buffer(&info, &create) }
+            once()
         }
         other => other,
     };

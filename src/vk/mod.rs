@@ -2,22 +2,25 @@
 //!
 //! Reading order: `instance` finds the devices that `info` describes and `choose` picks from;
 //! `lanes` maps the two logical lanes to queues; `device` owns allocator, queues and the list of
-//! things to destroy later (`retire`); `memory`, `pipeline`, `query` are the objects;
-//! `command` records with them, `barrier` being the only barrier; `timeline` says when
-//! submitted work is done.
+//! things to destroy later (`retire`); `memory`, `pipeline`, `query` are the objects, `import` makes
+//! buffers of host pages, such as an `arena`'s; `command` records with them, `barrier` being the only
+//! barrier; `timeline` says when submitted work is done. `faults` lets tests have bad drivers.
 //!
 //! Rules of this zone: one `unsafe` operation a block, with a `// SAFETY:` line that names the
 //! owner of every handle and the timeline point after which it may go; every object is RAII and has
 //! a debug name; an object that is dropped while the device may still use it is destroyed once both
 //! lanes passed the last submission made before the drop.
 
+mod arena;
 mod barrier;
 mod cache;
 mod choose;
 mod command;
 mod debug;
 mod device;
+mod faults;
 mod features;
+mod import;
 mod info;
 mod instance;
 mod kind;
@@ -30,9 +33,12 @@ mod raw;
 mod retire;
 mod timeline;
 
+pub use arena::Arena;
 pub use choose::{choose, visible_devices};
 pub use command::{Binding, Commands, Recorder, Region, Replay};
 pub use device::{CacheFile, Device, DeviceOptions};
+pub use faults::Faults;
+pub use import::HostPages;
 pub use info::{
     DeviceInfo, DeviceKind, Heap, Limits, MatrixShape, Optional, QueueFamily, SubgroupSizes, Vendor,
 };

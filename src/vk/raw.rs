@@ -4,8 +4,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ash::prelude::VkResult;
 use ash::{ext, khr, vk};
 
+use super::faults::FaultState;
+use super::info::DeviceInfo;
+use super::instance::Instance;
 use super::{COMING_AND_GOING, lock};
 use crate::{Error, Result};
 
@@ -15,25 +19,28 @@ pub(super) struct RawDevice {
     push_descriptor: khr::push_descriptor::Device,
     debug_utils: Option<ext::debug_utils::Device>,
     fault: Option<ext::device_fault::Device>,
+    import: Option<ext::external_memory_host::Device>,
+    injected: Option<Box<FaultState>>,
     name: String,
     lost: AtomicBool,
 }
 
 impl RawDevice {
-    /// Takes ownership of `device`.
-    pub(super) fn new(
-        instance: &ash::Instance,
-        device: ash::Device,
-        name: &str,
-        debug_utils: bool,
-        device_fault: bool,
-    ) -> Self {
+    /// Takes ownership of `device`, which `info` describes.
+    pub(super) fn new(instance: &Instance, device: ash::Device, info: &DeviceInfo) -> Self {
+        let raw = instance.raw();
+        let utils = instance.has_debug_utils();
+        let optional = &info.optional;
         Self {
-            push_descriptor: khr::push_descriptor::Device::new(instance, &device),
-            debug_utils: debug_utils.then(|| ext::debug_utils::Device::new(instance, &device)),
-            fault: device_fault.then(|| ext::device_fault::Device::new(instance, &device)),
+            push_descriptor: khr::push_descriptor::Device::new(raw, &device),
+            debug_utils: utils.then(|| ext::debug_utils::Device::new(raw, &device)),
+            fault: optional.device_fault.then(|| ext::device_fault::Device::new(raw, &device)),
+            import: optional
+                .external_memory_host
+                .then(|| ext::external_memory_host::Device::new(raw, &device)),
+            injected: FaultState::new(instance.faults()),
             device,
-            name: name.to_owned(),
+            name: info.name.clone(),
             lost: AtomicBool::new(false),
         }
     }
@@ -48,6 +55,21 @@ impl RawDevice {
 
     pub(super) fn debug_utils(&self) -> Option<&ext::debug_utils::Device> {
         self.debug_utils.as_ref()
+    }
+
+    /// Functions of `VK_EXT_external_memory_host`, if the device has it.
+    pub(super) fn import(&self) -> Option<&ext::external_memory_host::Device> {
+        self.import.as_ref()
+    }
+
+    /// Faults injected on purpose.
+    pub(super) fn injected(&self) -> Option<&FaultState> {
+        self.injected.as_deref()
+    }
+
+    /// Fails once an injected fault lost the device: then every call does.
+    pub(super) fn alive(&self) -> VkResult<()> {
+        self.injected().map_or(Ok(()), FaultState::alive)
     }
 
     /// Whether a call has reported the device lost.
@@ -76,8 +98,11 @@ impl RawDevice {
         let (semaphores, values) = ([semaphore], [value]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        // SAFETY: the caller's Timeline owns the semaphore for the time of this borrow.
-        match unsafe { self.device.wait_semaphores(&info, limit_ns) } {
+        let waited = self.alive().and_then(|()| {
+            // SAFETY: the caller's Timeline owns the semaphore for the time of this borrow.
+            unsafe { self.device.wait_semaphores(&info, limit_ns) }
+        });
+        match waited {
             Ok(()) => Ok(true),
             Err(vk::Result::TIMEOUT) => Ok(false),
             Err(result) => Err(self.error(format!("wait for {what}"), result)),
@@ -86,6 +111,10 @@ impl RawDevice {
 
     /// What `VK_EXT_device_fault` knows about the loss.
     fn fault_text(&self) -> String {
+        // The driver knows of no loss then, and must not be asked for its cause.
+        if self.injected().is_some_and(FaultState::is_lost) {
+            return "a fault injected by VKMOE_FAULTS".into();
+        }
         let Some(fault) = &self.fault else {
             return "the driver gives no cause (no VK_EXT_device_fault)".into();
         };

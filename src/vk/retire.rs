@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use ash::vk;
 
+use super::import::Imported;
 use super::lanes::Lane;
 use super::lock;
 use super::raw::RawDevice;
@@ -13,6 +14,7 @@ use super::raw::RawDevice;
 /// An object that its owner gave up.
 pub(super) enum Garbage {
     Buffer { buffer: vk::Buffer, allocation: vk_mem::Allocation },
+    Import { buffer: vk::Buffer, imported: Imported },
     Pipeline { pipeline: vk::Pipeline, layout: vk::PipelineLayout, set: vk::DescriptorSetLayout },
     Commands { lane: Lane, commands: PooledCommands },
     QueryPool(vk::QueryPool),
@@ -78,6 +80,14 @@ impl Retired {
             Garbage::Buffer { buffer, mut allocation } => {
                 // SAFETY: its owner gave it up, and both lanes passed its last use.
                 unsafe { self.allocator.destroy_buffer(buffer, &mut allocation) };
+            }
+            Garbage::Import { buffer, imported } => {
+                // SAFETY: as the buffer.
+                unsafe { device.destroy_buffer(buffer, None) };
+                // SAFETY: the only buffer bound to it is gone.
+                unsafe { device.free_memory(imported.memory, None) };
+                // Unpinned before unmapped.
+                drop(imported.pages);
             }
             Garbage::Pipeline { pipeline, layout, set } => {
                 // SAFETY: as the buffer.

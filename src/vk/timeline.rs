@@ -48,9 +48,11 @@ impl Timeline {
 
     /// The value reached: all submissions up to it are done.
     pub fn completed(&self) -> Result<u64> {
-        // SAFETY: the semaphore is owned here.
-        let value = unsafe { self.raw.vk().get_semaphore_counter_value(self.semaphore) }
-            .map_err(|result| self.raw.error("read a timeline", result))?;
+        let read = self.raw.alive().and_then(|()| {
+            // SAFETY: the semaphore is owned here.
+            unsafe { self.raw.vk().get_semaphore_counter_value(self.semaphore) }
+        });
+        let value = read.map_err(|result| self.raw.error("read a timeline", result))?;
         self.reached.fetch_max(value, Ordering::AcqRel);
         Ok(value)
     }
