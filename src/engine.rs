@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::exec::kv::{KvCache, KvShape, KvType};
 use crate::exec::residency::{Residency, packing_overhead_bytes};
-use crate::exec::run::{Executor, Pass};
+use crate::exec::run::{Executor, ExecutorOptions, Pass};
 use crate::exec::tuning::Tuning;
 use crate::gguf::Gguf;
 use crate::graph::scratch;
@@ -11,7 +11,10 @@ use crate::model::hparams::HParams;
 use crate::model::{Model, PassShape};
 use crate::plan::{self, Budget, Needs, Plan};
 use crate::progress;
-use crate::stream::options::StreamOptions;
+use crate::stream::host_tensor::host_tensors;
+use crate::stream::options::{SlotCount, StreamOptions};
+use crate::stream::stats::StreamStats;
+use crate::stream::{self, StreamJob};
 use crate::vk::{self, Device, DeviceOptions, Instance, InstanceOptions, Validation};
 use std::path::Path;
 use std::sync::Arc;
@@ -37,6 +40,8 @@ pub struct EngineOptions {
     pub validation: Validation,
     /// Experts in host memory.
     pub stream: StreamOptions,
+    /// Times every dispatch and copy, for [`Engine::take_trace`].
+    pub tracing: bool,
 }
 
 impl Default for EngineOptions {
@@ -51,6 +56,7 @@ impl Default for EngineOptions {
             hash_logits: false,
             validation: Validation::Off,
             stream: StreamOptions::default(),
+            tracing: false,
         }
     }
 }
@@ -66,7 +72,7 @@ const OUTPUT_BYTES: u64 = 64 << 20;
 
 /// A loaded model on a device.
 pub struct Engine {
-    gguf: Gguf,
+    gguf: Arc<Gguf>,
     model: Model,
     device: Arc<Device>,
     plan: Plan,
@@ -100,7 +106,7 @@ pub enum Outputs {
 impl Engine {
     /// Opens a model and loads it, with a progress bar.
     pub fn open(path: &Path, options: &EngineOptions) -> Result<Engine> {
-        let gguf = Gguf::open(path)?;
+        let gguf = Arc::new(Gguf::open(path)?);
         let model = Model::load(&gguf)?;
         let device = open_device(options)?;
         let tuning = Tuning::new(device.info());
@@ -124,7 +130,38 @@ impl Engine {
         let residency = Residency::load(&device, &gguf, &model.weights, &plan.places, &bar)?;
         bar.finish_and_clear();
         let freqs = model.hparams.attention.rope.frequencies();
-        let executor = Executor::new(&device, tuning, n_ubatch, scratch_bytes, &freqs)?;
+        let n_expert_used = model.hparams.experts.n_used;
+        let graph = model.graph(&pass_shape(&model.hparams, &tuning, 1, 0, 1, None));
+        let tensors = host_tensors(&gguf, &model.weights, &plan.places, &graph);
+        let streamer = match tensors.is_empty() {
+            true => None,
+            false => {
+                let n_slots = match options.stream.slots {
+                    SlotCount::Auto => 3,
+                    SlotCount::Fixed(n) => n,
+                };
+                let job = StreamJob {
+                    device: device.clone(),
+                    gguf: gguf.clone(),
+                    tensors,
+                    n_used: n_expert_used,
+                    n_slots,
+                };
+                Some(stream::open(job, &options.stream)?)
+            }
+        };
+        let executor = Executor::new(
+            &device,
+            ExecutorOptions {
+                tuning,
+                n_ubatch,
+                scratch_bytes,
+                rope_freqs: &freqs,
+                n_expert_used,
+                streamer,
+                tracing: options.tracing,
+            },
+        )?;
         let hash_logits = options.hash_logits;
         Ok(Engine {
             gguf,
@@ -152,6 +189,11 @@ impl Engine {
     /// What lives where.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// What moved since the last call, and how long it took.
+    pub fn take_stats(&mut self) -> StreamStats {
+        self.executor.take_stats()
     }
 
     /// The device.

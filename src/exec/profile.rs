@@ -218,7 +218,8 @@ impl Profile {
         if n == 0 {
             return Ok(Vec::new());
         }
-        let ns: Vec<u64> = pool.read_ticks(0..2 * n)?.iter().map(|&t| self.clock.to_ns(t)).collect();
+        let ns: Vec<u64> =
+            pool.read_ticks(0..2 * n)?.iter().map(|&t| self.clock.to_ns(t)).collect();
         Ok(ns.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
     }
 

@@ -379,5 +379,4 @@ mod tests {
             prop_assert_eq!(next, groups[axis]);
         }
     }
-
 }

@@ -16,11 +16,12 @@ pub mod overlap;
 pub mod stats;
 pub mod pin_budget;
 pub mod host_tensor;
-pub mod probe;
 pub mod pins;
 pub mod ring;
 pub mod slots;
 pub mod streamer;
 pub mod chaos;
+pub mod open;
 
+pub use open::{StreamJob, open};
 pub use streamer::{CopyMarks, CopyRecord, Streamer, StreamerParts};

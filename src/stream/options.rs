@@ -66,4 +66,6 @@ pub struct StreamOptions {
     pub pin_max_bytes: Option<u64>,
     /// `--copy-queue`: where the copy lane runs; `None`: table and measurement decide.
     pub copy_queue: Option<CopyQueue>,
+    /// For tests: the seed of a disorderly schedule.
+    pub chaos: Option<u64>,
 }

@@ -22,6 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
 /// A tensor that the device can read in host memory.
 pub struct Pinned {
     /// The chunks that hold it.
@@ -196,7 +198,9 @@ impl Pinning<'_> {
         let job = self.job;
         let files: Vec<FileTensor> = job.tensors.iter().map(|t| t.file).collect();
         let limits = &job.device.info().limits;
+        // An arena is rounded up to whole huge pages.
         let limit = CHUNK_BYTES.min(limits.buffer_bytes).min(limits.allocation_bytes);
+        let limit = limit / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         let mappings = self.mappings()?;
         let mut plan = match job.source {
             HostSource::Mmap => {
@@ -281,7 +285,7 @@ impl Pinning<'_> {
         match &chunk.content {
             Content::Pages { part, range } => {
                 let mapping = mappings[*part].clone();
-                mapping.populate(range.clone());
+                mapping.populate(range.clone())?;
                 Ok(Prepared::Pages(mapping, range.clone()))
             }
             Content::Reads(_) if job.source == HostSource::Host => {
@@ -289,8 +293,7 @@ impl Pinning<'_> {
                     .map(Prepared::Empty)
             }
             Content::Reads(reads) => {
-                let page = job.device.info().limits.import_alignment.max(1);
-                let mut arena = Arena::new(chunk.bytes.next_multiple_of(page))?;
+                let mut arena = Arena::new("the experts' arena", chunk.bytes)?;
                 self.read(reads, arena.bytes_mut())?;
                 let bytes = arena.bytes().len() as u64;
                 Ok(Prepared::Pages(Arc::new(arena), 0..bytes))

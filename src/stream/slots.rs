@@ -21,11 +21,8 @@ impl SlotLayout {
     pub fn new(tensors: &[HostTensor], limit: u64) -> Self {
         let mut chunks: Vec<u64> = Vec::new();
         let place = |t: &HostTensor| {
-            let matrices = Matrices {
-                n: t.file.n_expert,
-                bytes: t.file.matrix_bytes,
-                phase: t.file.offset,
-            };
+            let matrices =
+                Matrices { n: t.file.n_expert, bytes: t.file.matrix_bytes, phase: t.file.offset };
             let (mut pieces, sizes) = pack(&[matrices], limit);
             chunks.resize(chunks.len().max(sizes.len()), 0);
             for (chunk, size) in chunks.iter_mut().zip(sizes) {

@@ -17,9 +17,7 @@ use crate::error::{Error, Result};
 use crate::exec::residency::Residency;
 use crate::gguf::Gguf;
 use crate::graph::WeightId;
-use crate::vk::{
-    Buffer, Commands, Device, Lane, MemoryKind, Point, Recorder, Region, Replay,
-};
+use crate::vk::{Buffer, Commands, Device, Lane, MemoryKind, Point, Recorder, Region, Replay};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -83,7 +81,9 @@ impl Streamer {
     /// With nothing allocated yet.
     pub fn new(parts: StreamerParts) -> Result<Self> {
         let limit = buffer_limit(&parts.device);
-        let too_large = |t: &&HostTensor| t.file.matrix_bytes + packing::TAIL_BYTES + packing::WEIGHT_ALIGN > limit;
+        let too_large = |t: &&HostTensor| {
+            t.file.matrix_bytes + packing::TAIL_BYTES + packing::WEIGHT_ALIGN > limit
+        };
         if let Some(t) = parts.tensors.iter().find(too_large) {
             let problem = format!(
                 "one matrix has {} bytes, a buffer of this device {limit}",
@@ -112,7 +112,12 @@ impl Streamer {
 
     /// Decides how a pass of `n_tokens` gets at every tensor. `idle_ns`: see [`Gate`]; `None`: nothing
     /// is prefetched, as in decode.
-    pub fn begin(&mut self, residency: &Residency, n_tokens: u32, idle_ns: Option<f64>) -> Result<()> {
+    pub fn begin(
+        &mut self,
+        residency: &Residency,
+        n_tokens: u32,
+        idle_ns: Option<f64>,
+    ) -> Result<()> {
         self.adopt(residency)?;
         self.decide(n_tokens, idle_ns);
         if self.access.iter().any(|&a| a != Access::Direct) {
@@ -137,7 +142,8 @@ impl Streamer {
 
     fn decide(&mut self, n_tokens: u32, idle_ns: Option<f64>) {
         let n_slots = self.slots.as_ref().map_or(self.parts.n_slots, Slots::n);
-        let prefetch = n_slots > 1 && self.parts.n_slots > 1 && !self.no_prefetch && idle_ns.is_some();
+        let prefetch =
+            n_slots > 1 && self.parts.n_slots > 1 && !self.no_prefetch && idle_ns.is_some();
         for (tensor, t) in self.parts.tensors.iter().enumerate() {
             let gate = Gate {
                 readable: self.pinned[tensor].is_some(),
@@ -399,9 +405,7 @@ impl Streamer {
         waits: &[Point],
         marks: &mut dyn CopyMarks,
     ) -> Result<Point> {
-        let Some(mut ring) = self.ring.take() else {
-            unreachable!("the pass reserved the ring")
-        };
+        let Some(mut ring) = self.ring.take() else { unreachable!("the pass reserved the ring") };
         let result = self.copy_pieces(&mut ring, tensor, slot, ranges, waits, marks);
         self.ring = Some(ring);
         result
@@ -459,13 +463,19 @@ impl Streamer {
         let mut recorder = Recorder::new(&self.parts.device, Lane::Copy, name, Replay::Once)?;
         let bytes = regions.iter().map(|r| r.bytes).sum();
         marks.begin(&mut recorder, CopyRecord { tensor, bytes });
-        for same in regions.chunk_by(|a, b| (a.from.chunk, a.to.chunk) == (b.from.chunk, b.to.chunk)) {
+        for same in
+            regions.chunk_by(|a, b| (a.from.chunk, a.to.chunk) == (b.from.chunk, b.to.chunk))
+        {
             let Some(first) = same.first() else { continue };
             let list: Vec<Region> = same
                 .iter()
                 .map(|r| Region { from: r.from.offset, to: r.to.offset, bytes: r.bytes })
                 .collect();
-            recorder.copy_regions(source(first.from.chunk), slots.buffer(slot, first.to.chunk), &list);
+            recorder.copy_regions(
+                source(first.from.chunk),
+                slots.buffer(slot, first.to.chunk),
+                &list,
+            );
         }
         marks.end(&mut recorder);
         recorder.finish()
