@@ -52,6 +52,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// List Vulkan devices, their limits, and what the engine would use
     Devices(DevicesArgs),
+    /// Draw a trace of a run, or list where its time went
+    Trace(TraceArgs),
 }
 
 /// Which model, on which device, with how much context.
@@ -259,6 +261,20 @@ pub struct DevicesArgs {
     /// Device that would be used: a number or part of a name [short: -dev]
     #[arg(long, value_name = "N|NAME")]
     pub device: Option<String>,
+}
+
+/// `vkmoe trace`
+#[derive(Args, Debug)]
+pub struct TraceArgs {
+    /// Trace in JSON, as a run with --trace wrote it
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Picture to write [default: FILE with the ending .svg]
+    #[arg(short, long, value_name = "OUT.svg")]
+    pub output: Option<PathBuf>,
+    /// Print time and speed by kind of work; draws only if -o is given
+    #[arg(long)]
+    pub table: bool,
 }
 
 fn non_negative(text: &str) -> Result<f32, String> {

@@ -30,6 +30,14 @@ pub enum Error {
         /// What was found and what was expected.
         problem: String,
     },
+    /// A file is not a trace that we wrote.
+    #[error("{}: {problem}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// What was found, and in which event.
+        problem: String,
+    },
     /// The vocabulary of a model cannot be turned into a tokenizer, or text cannot be encoded.
     #[error("tokenizer: {0}")]
     Tokenizer(String),

@@ -3,7 +3,7 @@
 //! The modules in reading order: a file is parsed ([`gguf`]), a [`model`] is its structure, a forward
 //! pass of it is a [`graph`], a [`plan`] says what lives where, [`exec`] runs graphs on a device that
 //! [`vk`] wraps, with the push constants of [`push`], and [`stream`] brings experts that stay in host
-//! memory. [`engine`] puts these together; [`tokenizer`] and
+//! memory; a [`trace`] shows what ran when. [`engine`] puts these together; [`tokenizer`] and
 //! [`sampler`] turn text into tokens and logits into the next one. [`cli`] and [`cmd`] are the program.
 
 pub mod error;
@@ -16,6 +16,7 @@ pub mod push;
 pub mod exec;
 pub mod vk;
 pub mod stream;
+pub mod trace;
 pub mod engine;
 pub mod tokenizer;
 pub mod sampler;

@@ -10,6 +10,7 @@ mod run;
 mod table;
 mod terminal;
 mod tokenize;
+mod trace;
 
 use crate::cli::{Command, EngineArgs, KvTypeArg};
 use crate::engine::{Engine, EngineOptions, Session};
@@ -31,6 +32,7 @@ pub fn execute(command: Command) -> Result<ExitCode> {
         Command::Tokenize(args) => tokenize::run(&args).map(done),
         Command::Inspect(args) => inspect::run(&args).map(done),
         Command::Devices(args) => devices::run(&args).map(done),
+        Command::Trace(args) => trace::run(&args).map(done),
     };
     match result {
         // Whoever read our output has seen enough.
