@@ -1,6 +1,8 @@
 //! The command line: clap definitions only. Names are llama.cpp's; its short names of several
 //! letters (`-ub`, `-ctk`), which clap does not know, are spelled out first by [`expand`].
 
+use crate::plan::{GpuLayers, Overrides};
+use crate::stream::options::{MAX_SLOTS, MIN_SLOTS};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,7 +17,14 @@ const SHORT_NAMES: &[(&str, &str)] = &[
     ("-no-cnv", "--raw"),
     ("-cnv", "--chat"),
     ("-ngl", "--n-gpu-layers"),
+    ("-cmoe", "--cpu-moe"),
+    ("-ncmoe", "--n-cpu-moe"),
+    ("-ot", "--override-tensor"),
+    ("-fitt", "--fit-target"),
 ];
+
+const PLACEMENT: &str = "Placement";
+const STREAMING: &str = "Streaming";
 
 /// Replaces short names of several letters by the long ones. Stops at `--`.
 pub fn expand(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
@@ -50,6 +59,8 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Print a model's metadata and tensors
     Inspect(InspectArgs),
+    /// Show what would live where, without loading
+    Plan(PlanArgs),
     /// List Vulkan devices, their limits, and what the engine would use
     Devices(DevicesArgs),
     /// Draw a trace of a run, or list where its time went
@@ -80,12 +91,39 @@ pub struct EngineArgs {
     /// Type of the cached values [short: -ctv]
     #[arg(long, value_enum, default_value_t = KvTypeArg::F16)]
     pub cache_type_v: KvTypeArg,
-    /// Plan as if the device had only this much memory free; the rest of the experts stays on the host
-    #[arg(long, value_name = "MiB", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Layers, from the last, whose experts lie in device memory: a number, `auto` (as many as fit) or
+    /// `all`; the output layer counts as one [short: -ngl]
+    #[arg(long, visible_alias = "gpu-layers", default_value = "auto", value_name = "N|auto|all", value_parser = gpu_layers, allow_negative_numbers = true, help_heading = PLACEMENT)]
+    pub n_gpu_layers: GpuLayers,
+    /// Keep the experts of all layers in host memory [short: -cmoe]
+    #[arg(long, help_heading = PLACEMENT)]
+    pub cpu_moe: bool,
+    /// Keep the experts of the first N layers in host memory [short: -ncmoe]
+    #[arg(long, value_name = "N", help_heading = PLACEMENT)]
+    pub n_cpu_moe: Option<u32>,
+    /// Where tensors go whose names match; the first rule that matches decides; may be given several
+    /// times [short: -ot]
+    #[arg(long, value_name = "REGEX=HOST|VRAM,…", help_heading = PLACEMENT)]
+    pub override_tensor: Vec<Overrides>,
+    /// Leave so much device memory free; unset: 1024, or a twentieth of it if that is less [short: -fitt]
+    #[arg(long, value_name = "MiB", help_heading = PLACEMENT)]
+    pub fit_target: Option<u64>,
+    /// Plan as if the device had only this much memory free
+    #[arg(long, value_name = "MiB", value_parser = clap::value_parser!(u64).range(1..), help_heading = PLACEMENT)]
     pub vram_limit: Option<u64>,
-    /// llama.cpp's way to say what fits; here --vram-limit does
-    #[arg(long, hide = true, value_name = "N", allow_negative_numbers = true)]
-    pub n_gpu_layers: Option<String>,
+    /// Where experts in host memory are read from; unset or `auto`: the best that a probe finds
+    #[arg(long, value_enum, value_name = "SOURCE", help_heading = STREAMING)]
+    pub host_source: Option<HostSourceArg>,
+    /// Staging slots for experts that are copied ahead of need: 0 (off), 2 to 8; unset: the engine
+    /// chooses [env: GGML_SCHED_PREFETCH_EXPERTS, where 1 means 3]
+    #[arg(long, value_name = "N", value_parser = slots, help_heading = STREAMING)]
+    pub prefetch_experts_slots: Option<u32>,
+    /// Pin no more host memory than this
+    #[arg(long, value_name = "MiB", help_heading = STREAMING)]
+    pub pin_max_mib: Option<u64>,
+    /// Queue that copies experts: one that only copies, a second that computes, or the kernels' own
+    #[arg(long, value_enum, default_value_t = CopyQueueArg::Auto, value_name = "QUEUE", help_heading = STREAMING)]
+    pub copy_queue: CopyQueueArg,
     /// Print a hash of all logits computed, to compare runs bit by bit
     #[arg(long)]
     pub logits_hash: bool,
@@ -102,6 +140,34 @@ pub enum KvTypeArg {
     Q8_0,
     #[value(name = "q4_0")]
     Q4_0,
+}
+
+/// Rungs of the ladder of host sources.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostSourceArg {
+    /// The best that a probe finds
+    Auto,
+    /// The file's pages, pinned where they are
+    Mmap,
+    /// A pinned copy in huge pages
+    Arena,
+    /// A copy in memory that the driver allocates
+    Host,
+    /// The page cache, through a small pinned ring
+    Ring,
+}
+
+/// Where copies run.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyQueueArg {
+    /// The best that is known for the device
+    Auto,
+    /// A queue that only copies
+    Transfer,
+    /// A second queue that computes
+    Compute,
+    /// The kernels' own queue
+    Same,
 }
 
 /// How the next token is chosen.
@@ -255,6 +321,17 @@ pub struct InspectArgs {
     pub full: bool,
 }
 
+/// `vkmoe plan`
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "see the type")]
+    pub engine: EngineArgs,
+    /// As JSON, every size in bytes
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `vkmoe devices`
 #[derive(Args, Debug)]
 pub struct DevicesArgs {
@@ -275,6 +352,29 @@ pub struct TraceArgs {
     /// Print time and speed by kind of work; draws only if -o is given
     #[arg(long)]
     pub table: bool,
+}
+
+/// `-ngl`; -1 is `auto`, as in llama.cpp.
+fn gpu_layers(text: &str) -> Result<GpuLayers, String> {
+    match text {
+        "auto" | "-1" => Ok(GpuLayers::Auto),
+        "all" => Ok(GpuLayers::All),
+        _ => match text.parse() {
+            Ok(n) => Ok(GpuLayers::Last(n)),
+            Err(_) => Err("a number of layers, `auto` or `all` is needed".into()),
+        },
+    }
+}
+
+/// A number of staging slots, with the reason if it cannot be.
+pub(crate) fn slots(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(1) => Err("with one slot no copy could run beside the kernel that reads the slot; \
+                      0 is off, 2 the least"
+            .into()),
+        Ok(n) if n == 0 || (MIN_SLOTS..=MAX_SLOTS).contains(&n) => Ok(n),
+        _ => Err(format!("0 (off) or {MIN_SLOTS} to {MAX_SLOTS} is needed")),
+    }
 }
 
 fn non_negative(text: &str) -> Result<f32, String> {

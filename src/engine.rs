@@ -1,21 +1,29 @@
 //! A loaded model and its sessions. Commands and servers know this, never tensors.
+//!
+//! Opening is two steps: [`Planned`] is what will live where, with a device opened for its budget, and
+//! [`Engine::load`] does it.
+
+mod advice;
+mod planned;
+
+pub use planned::Planned;
 
 use crate::error::{Error, Result};
 use crate::exec::kv::{KvCache, KvShape, KvType};
-use crate::exec::residency::{Residency, packing_overhead_bytes};
+use crate::exec::residency::Residency;
 use crate::exec::run::{Executor, ExecutorOptions, Pass};
-use crate::exec::tuning::Tuning;
 use crate::gguf::Gguf;
-use crate::graph::scratch;
+use crate::model::Model;
 use crate::model::hparams::HParams;
-use crate::model::{Model, PassShape};
-use crate::plan::{self, Budget, Needs, Plan};
+use crate::plan::{PlacementOptions, Plan};
 use crate::progress;
 use crate::stream::host_tensor::host_tensors;
-use crate::stream::options::{SlotCount, StreamOptions};
+use crate::stream::options::StreamOptions;
 use crate::stream::stats::StreamStats;
 use crate::stream::{self, StreamJob};
-use crate::vk::{self, Device, DeviceOptions, Instance, InstanceOptions, Validation};
+use crate::trace::Span;
+use crate::vk::{Device, Validation};
+use planned::pass_shape;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -38,6 +46,8 @@ pub struct EngineOptions {
     pub hash_logits: bool,
     /// Checks of the validation layer; with `Off`, `VKMOE_VALIDATION` decides.
     pub validation: Validation,
+    /// What goes where.
+    pub placement: PlacementOptions,
     /// Experts in host memory.
     pub stream: StreamOptions,
     /// Times every dispatch and copy, for [`Engine::take_trace`].
@@ -55,20 +65,12 @@ impl Default for EngineOptions {
             vram_limit_bytes: None,
             hash_logits: false,
             validation: Validation::Off,
+            placement: PlacementOptions::default(),
             stream: StreamOptions::default(),
             tracing: false,
         }
     }
 }
-
-/// Room left for the driver, the desktop and other programs.
-const MARGIN_BYTES: u64 = 1 << 30;
-/// Without `-c`, the cache takes at most this share of the device's memory, and a context of at
-/// least [`MIN_AUTO_CTX`] is tried.
-const AUTO_KV_SHARE: u64 = 5;
-const MIN_AUTO_CTX: u32 = 4096;
-/// Logits computed together take at most this.
-const OUTPUT_BYTES: u64 = 64 << 20;
 
 /// A loaded model on a device.
 pub struct Engine {
@@ -106,63 +108,40 @@ pub enum Outputs {
 impl Engine {
     /// Opens a model and loads it, with a progress bar.
     pub fn open(path: &Path, options: &EngineOptions) -> Result<Engine> {
-        let gguf = Arc::new(Gguf::open(path)?);
-        let model = Model::load(&gguf)?;
-        let device = open_device(options)?;
-        let tuning = Tuning::new(device.info());
-        let budget = memory(&device, options.vram_limit_bytes);
-        let kv_shape = kv_shape(&model.hparams, options, budget, &device)?;
-        // Nothing launches more tokens than there are cells.
-        let n_ubatch = options.n_ubatch.min(kv_shape.n_ctx).max(1);
-        let largest = pass_shape(&model.hparams, &tuning, n_ubatch, n_ubatch, kv_shape.n_ctx, None);
-        check_ubatch(&model, &largest, device.info().limits.storage_range_bytes)?;
-        let scratch_bytes = scratch_bytes(&model, &tuning, n_ubatch, kv_shape.n_ctx);
-        let needs = Needs {
-            kv_bytes: kv_shape.bytes(&model.hparams),
-            scratch_bytes,
-            margin_bytes: packing_overhead_bytes(&model.weights)
-                + MARGIN_BYTES.min(budget.device_bytes / 20),
-        };
-        let plan = plan::place(&model.weights, needs, budget)?;
+        Engine::load(Planned::new(path, options)?)
+    }
+
+    /// Loads what was planned, with a progress bar.
+    pub fn load(planned: Planned) -> Result<Engine> {
+        let Planned { gguf, model, device, tuning, kv_shape, n_ubatch, options, plan, .. } =
+            planned;
         log::info!("{plan}");
-        let total = plan.device_weight_bytes + plan.host_weight_bytes;
+        let total = plan.device_weight_bytes;
         let bar = progress::bytes_bar("loading", total);
         let residency = Residency::load(&device, &gguf, &model.weights, &plan.places, &bar)?;
         bar.finish_and_clear();
-        let freqs = model.hparams.attention.rope.frequencies();
         let n_expert_used = model.hparams.experts.n_used;
         let graph = model.graph(&pass_shape(&model.hparams, &tuning, 1, 0, 1, None));
         let tensors = host_tensors(&gguf, &model.weights, &plan.places, &graph);
-        let streamer = match tensors.is_empty() {
-            true => None,
-            false => {
-                let n_slots = match options.stream.slots {
-                    SlotCount::Auto => 3,
-                    SlotCount::Fixed(n) => n,
-                };
-                let job = StreamJob {
-                    device: device.clone(),
-                    gguf: gguf.clone(),
-                    tensors,
-                    n_used: n_expert_used,
-                    n_slots,
-                };
-                Some(stream::open(job, &options.stream)?)
-            }
+        let job = StreamJob {
+            device: device.clone(),
+            gguf: gguf.clone(),
+            tensors,
+            n_used: n_expert_used,
+            n_slots: plan.n_slots,
         };
         let executor = Executor::new(
             &device,
             ExecutorOptions {
                 tuning,
                 n_ubatch,
-                scratch_bytes,
-                rope_freqs: &freqs,
+                scratch_bytes: plan.needs.scratch_bytes,
+                rope_freqs: &model.hparams.attention.rope.frequencies(),
                 n_expert_used,
-                streamer,
+                streamer: stream::open(job, &options.stream)?,
                 tracing: options.tracing,
             },
         )?;
-        let hash_logits = options.hash_logits;
         Ok(Engine {
             gguf,
             model,
@@ -170,7 +149,7 @@ impl Engine {
             plan,
             kv_shape,
             n_ubatch,
-            hash_logits,
+            hash_logits: options.hash_logits,
             executor,
             residency,
         })
@@ -194,6 +173,11 @@ impl Engine {
     /// What moved since the last call, and how long it took.
     pub fn take_stats(&mut self) -> StreamStats {
         self.executor.take_stats()
+    }
+
+    /// What ran since the last call, if [`EngineOptions::tracing`] is on.
+    pub fn take_trace(&mut self) -> Option<Vec<Span>> {
+        self.executor.take_trace()
     }
 
     /// The device.
@@ -330,132 +314,5 @@ impl Session {
     /// Hash of all logits that [`Engine::eval`] handed out, in order, if the options ask for it.
     pub fn logits_hash(&self) -> Option<String> {
         self.hasher.as_ref().map(|hasher| hasher.finalize().to_hex().to_string())
-    }
-}
-
-/// Opens the chosen device.
-fn open_device(options: &EngineOptions) -> Result<Arc<Device>> {
-    let validation = options.validation;
-    let instance = Arc::new(Instance::new(InstanceOptions { validation })?);
-    let devices = instance.devices()?;
-    let visible = std::env::var("GGML_VK_VISIBLE_DEVICES").ok();
-    let index = vk::choose(&devices, options.device.as_deref(), visible.as_deref())?;
-    log::info!("device: {}", devices[index].name);
-    Device::open(&instance, &devices[index], DeviceOptions::default())
-}
-
-/// Free memory of a device: its largest local heap, and the largest of the others.
-fn memory(device: &Device, limit_bytes: Option<u64>) -> Budget {
-    let free = |local: bool| {
-        let heaps = device.memory_budget();
-        let fitting = heaps.iter().filter(|h| h.device_local == local);
-        fitting.map(|h| h.budget_bytes.saturating_sub(h.usage_bytes)).max()
-    };
-    let device_bytes = free(true).unwrap_or(0);
-    // Where all memory is the device's, host memory comes out of the same heap.
-    let host_bytes = free(false).unwrap_or(device_bytes);
-    Budget { device_bytes: device_bytes.min(limit_bytes.unwrap_or(u64::MAX)), host_bytes }
-}
-
-/// The cache of a session: as asked for, else as much of the trained context as is reasonable.
-fn kv_shape(
-    hp: &HParams,
-    options: &EngineOptions,
-    budget: Budget,
-    device: &Device,
-) -> Result<KvShape> {
-    let shape = |n_ctx| KvShape { n_ctx, type_k: options.type_k, type_v: options.type_v };
-    let range = device.info().limits.storage_range_bytes;
-    if options.n_ctx > 0 {
-        shape(options.n_ctx).check(hp, range)?;
-        return Ok(shape(options.n_ctx));
-    }
-    let mut n_ctx = hp.n_ctx_train;
-    let reasonable = |n_ctx| {
-        let fits = shape(n_ctx).bytes(hp) <= budget.device_bytes / AUTO_KV_SHARE;
-        fits && shape(n_ctx).check(hp, range).is_ok()
-    };
-    while n_ctx / 2 >= MIN_AUTO_CTX && !reasonable(n_ctx) {
-        n_ctx /= 2;
-    }
-    shape(n_ctx).check(hp, range)?;
-    Ok(shape(n_ctx))
-}
-
-/// The sizes of a pass. `n_kv`: tokens in the cache afterwards.
-fn pass_shape(
-    hp: &HParams,
-    tuning: &Tuning,
-    n_tokens: u32,
-    n_outputs: u32,
-    n_kv: u32,
-    top: Option<u32>,
-) -> PassShape {
-    let output_rows = OUTPUT_BYTES / (u64::from(hp.n_vocab) * 4);
-    PassShape {
-        n_tokens,
-        n_outputs,
-        output_rows: output_rows.clamp(1, 256) as u32,
-        top,
-        n_splits: tuning.attention_splits(&hp.attention, n_tokens, n_kv),
-        group_from: tuning.group_from,
-        group_tile: tuning.mul_mat.bn,
-    }
-}
-
-/// Refuses a ubatch whose activations are larger than a kernel can bind.
-fn check_ubatch(model: &Model, shape: &PassShape, storage_range_bytes: u64) -> Result<()> {
-    let graph = model.graph(shape);
-    let largest = graph.tensors.iter().map(|t| t.bytes()).max().unwrap_or(0);
-    if largest <= storage_range_bytes {
-        return Ok(());
-    }
-    let possible = u64::from(shape.n_tokens) * storage_range_bytes / largest;
-    let problem =
-        format!("{} tokens are too many for this device; {possible} are possible", shape.n_tokens);
-    Err(Error::usage("-ub", problem))
-}
-
-/// Scratch memory for every pass of up to `n_ubatch` tokens in a context of `n_ctx`.
-fn scratch_bytes(model: &Model, tuning: &Tuning, n_ubatch: u32, n_ctx: u32) -> u64 {
-    // Small passes split their keys, and more so the smaller they are: for each number of splits the
-    // largest pass counts.
-    let splits = |n_tokens| tuning.attention_splits(&model.hparams.attention, n_tokens, n_ctx);
-    let is_largest = |&n: &u32| n == n_ubatch || splits(n) != splits(n + 1);
-    let bytes = (1..=n_ubatch).filter(is_largest).map(|n_tokens| {
-        let shape = pass_shape(&model.hparams, tuning, n_tokens, n_tokens, n_ctx, None);
-        scratch::plan(&model.graph(&shape)).bytes
-    });
-    bytes.max().unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::vk::{DeviceInfo, DeviceKind};
-
-    /// Every pass finds the scratch memory that was planned, however its keys are split.
-    #[test]
-    fn scratch_memory_is_enough_for_every_pass() -> Result<()> {
-        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-q4_k_m.gguf");
-        let model = Model::load(&Gguf::open(&demo)?)?;
-        for (kind, subgroup) in [(DeviceKind::Cpu, 8), (DeviceKind::Discrete, 32)] {
-            let mut info = DeviceInfo::default();
-            info.kind = kind;
-            info.subgroup.default = subgroup;
-            let tuning = Tuning::new(&info);
-            for n_ubatch in [1, 40, 100, 512] {
-                let planned = scratch_bytes(&model, &tuning, n_ubatch, 4096);
-                for n_tokens in 1..=n_ubatch {
-                    for n_kv in [n_tokens, 700, 4096] {
-                        let shape =
-                            pass_shape(&model.hparams, &tuning, n_tokens, n_tokens, n_kv, None);
-                        let needed = scratch::plan(&model.graph(&shape)).bytes;
-                        assert!(needed <= planned, "{n_tokens} of {n_ubatch} tokens: {needed}");
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 }

@@ -5,17 +5,18 @@ mod demo;
 mod devices;
 mod inspect;
 mod logits;
+mod options;
 mod perplexity;
+mod plan;
 mod run;
 mod table;
 mod terminal;
 mod tokenize;
 mod trace;
 
-use crate::cli::{Command, EngineArgs, KvTypeArg};
-use crate::engine::{Engine, EngineOptions, Session};
+use crate::cli::{Command, EngineArgs};
+use crate::engine::{Engine, Planned, Session};
 use crate::error::{Error, Result};
-use crate::exec::kv::KvType;
 use crate::gguf::Gguf;
 use crate::tokenizer::{Tokenizer, Vocab};
 use std::io::{self, IsTerminal, Read, Write};
@@ -31,6 +32,7 @@ pub fn execute(command: Command) -> Result<ExitCode> {
         Command::Perplexity(args) => perplexity::run(&args).map(done),
         Command::Tokenize(args) => tokenize::run(&args).map(done),
         Command::Inspect(args) => inspect::run(&args).map(done),
+        Command::Plan(args) => plan::run(&args).map(done),
         Command::Devices(args) => devices::run(&args).map(done),
         Command::Trace(args) => trace::run(&args).map(done),
     };
@@ -45,25 +47,18 @@ pub fn execute(command: Command) -> Result<ExitCode> {
 
 /// Opens the model that the flags name, or the demo model.
 fn open_engine(args: &EngineArgs) -> Result<Engine> {
-    if args.n_gpu_layers.is_some() {
-        log::warn!("-ngl: ignored; what fits goes to the device, --vram-limit sets how much");
-    }
-    let options = EngineOptions {
-        device: args.device.clone(),
-        n_ctx: args.ctx_size,
-        n_ubatch: args.ubatch_size.min(args.batch_size),
-        type_k: kv_type(args.cache_type_k),
-        type_v: kv_type(args.cache_type_v),
-        vram_limit_bytes: args.vram_limit.map(|mib| mib.saturating_mul(1 << 20)),
-        hash_logits: args.logits_hash,
-        ..EngineOptions::default()
-    };
-    let engine = Engine::open(&model_path(args.model.as_deref())?, &options)?;
-    let trained = engine.hparams().n_ctx_train;
+    Engine::load(plan_engine(args)?)
+}
+
+/// What the flags amount to for the model that they name, or the demo model: nothing is loaded yet.
+fn plan_engine(args: &EngineArgs) -> Result<Planned> {
+    let options = options::engine_options(args)?;
+    let planned = Planned::new(&model_path(args.model.as_deref())?, &options)?;
+    let trained = planned.hparams().n_ctx_train;
     if args.ctx_size > trained {
         log::warn!("-c {}: the model was trained for {trained} tokens", args.ctx_size);
     }
-    Ok(engine)
+    Ok(planned)
 }
 
 /// Prints what `--logits-hash` asks for.
@@ -76,15 +71,6 @@ fn note_logits_hash(session: &Session) {
 /// The file that `-m` names, or the unpacked demo model.
 fn model_path(model: Option<&Path>) -> Result<PathBuf> {
     model.map_or_else(demo::path, |path| Ok(path.to_path_buf()))
-}
-
-fn kv_type(arg: KvTypeArg) -> KvType {
-    match arg {
-        KvTypeArg::F32 => KvType::F32,
-        KvTypeArg::F16 => KvType::F16,
-        KvTypeArg::Q8_0 => KvType::Q8_0,
-        KvTypeArg::Q4_0 => KvType::Q4_0,
-    }
 }
 
 /// The tokenizer of a model.

@@ -1,4 +1,6 @@
-//! Plain-text tables.
+//! Plain-text tables. Colours in cells take no room.
+
+use console::measure_text_width;
 
 /// Columns of left- or right-aligned text, separated by two spaces.
 pub(super) struct Table {
@@ -23,13 +25,13 @@ impl std::fmt::Display for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|r| r.get(column));
-            cells.map(|c| c.chars().count()).max().unwrap_or(0)
+            cells.map(|c| measure_text_width(c)).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.right.len()).map(width).collect();
         for row in &self.rows {
             let mut line = String::new();
             for ((cell, &right), &width) in row.iter().zip(&self.right).zip(&widths) {
-                let padding = " ".repeat(width - cell.chars().count());
+                let padding = " ".repeat(width - measure_text_width(cell));
                 line += &if right { padding + cell } else { cell.clone() + &padding };
                 line += "  ";
             }
@@ -48,6 +50,8 @@ mod tests {
         let mut table = Table::new(&["name", ">bytes"]);
         table.row(["a".into(), "1".into()]);
         table.row(["läng".into(), "12345".into()]);
-        assert_eq!(table.to_string(), "name  bytes\na         1\nläng  12345\n");
+        table.row(["\x1b[34m█\x1b[0m".into(), "2".into()]);
+        let blue = "\x1b[34m█\x1b[0m         2\n";
+        assert_eq!(table.to_string(), format!("name  bytes\na         1\nläng  12345\n{blue}"));
     }
 }

@@ -26,8 +26,11 @@ pub struct StreamJob {
     pub n_slots: u32,
 }
 
-/// Begins to pin the host source, and makes the streamer.
-pub fn open(job: StreamJob, options: &StreamOptions) -> Result<Streamer> {
+/// Begins to pin the host source, and makes the streamer; `None` where nothing stays on the host.
+pub fn open(job: StreamJob, options: &StreamOptions) -> Result<Option<Streamer>> {
+    if job.tensors.is_empty() {
+        return Ok(None);
+    }
     let source = options.host_source.unwrap_or(HostSource::Host);
     let total_bytes = job.tensors.iter().map(|t| t.file.bytes()).sum();
     let budget = PinBudget {
@@ -55,4 +58,5 @@ pub fn open(job: StreamJob, options: &StreamOptions) -> Result<Streamer> {
         free_host_bytes: 8 << 30,
         chaos: options.chaos.map(Chaos::new),
     })
+    .map(Some)
 }

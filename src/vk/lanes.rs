@@ -1,5 +1,7 @@
 //! The two logical lanes and the queues they run on. Pure: a table over what was queried.
 
+use std::fmt;
+
 use ash::vk;
 
 use super::info::{DeviceInfo, DeviceKind, QueueFamily, Vendor};
@@ -42,6 +44,23 @@ pub enum CopyQueue {
     Transfer,
 }
 
+impl CopyQueue {
+    /// As on the command line: `transfer`.
+    pub fn name(self) -> &'static str {
+        match self {
+            CopyQueue::Same => "same",
+            CopyQueue::SecondCompute => "compute",
+            CopyQueue::Transfer => "transfer",
+        }
+    }
+}
+
+impl fmt::Display for CopyQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// A queue of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueId {
@@ -77,7 +96,11 @@ pub fn plan_lanes(info: &DeviceInfo, wanted: Option<CopyQueue>) -> Result<LanePl
     let find = |kind| copy_queue(&info.queue_families, compute, kind);
     let copy = match wanted {
         Some(kind) => find(kind).ok_or_else(|| {
-            Error::usage("copy queue", format!("{} has no {kind:?} queue", info.name))
+            let problem = match kind {
+                CopyQueue::SecondCompute => "no second compute queue",
+                _ => "no queue that only copies",
+            };
+            Error::usage("--copy-queue", format!("{kind}: {} has {problem}", info.name))
         })?,
         None => preferences(info).iter().find_map(|&kind| find(kind)).unwrap_or(compute),
     };

@@ -1,0 +1,331 @@
+//! From a file and options to a plan: opens the device for its budget, adds up what is needed, places
+//! the weights, and says what would help if they do not fit. Nothing is loaded.
+
+use super::EngineOptions;
+use super::advice::{self, Situation};
+use crate::error::{Error, Result};
+use crate::exec::kv::KvShape;
+use crate::exec::residency::packing_overhead_bytes;
+use crate::exec::tuning::Tuning;
+use crate::gguf::Gguf;
+use crate::graph::scratch;
+use crate::model::hparams::HParams;
+use crate::model::weights::WeightInfo;
+use crate::model::{Model, PassShape};
+use crate::plan::usage::{LayerUse, Parts};
+use crate::plan::{self, Budget, Needs, Place, Plan, Sharing};
+use crate::vk::{self, Device, DeviceOptions, Instance, InstanceOptions};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Room left for the driver, the desktop and other programs, if the user does not say; on small devices
+/// this share of the memory.
+const MARGIN_BYTES: u64 = 1 << 30;
+const MARGIN_SHARE: u64 = 20;
+/// Without `-c`, the cache takes at most this share of the device's memory, and a context of at
+/// least [`MIN_AUTO_CTX`] is tried.
+const AUTO_KV_SHARE: u64 = 5;
+const MIN_AUTO_CTX: u32 = 4096;
+/// Logits computed together take at most this.
+const OUTPUT_BYTES: u64 = 64 << 20;
+
+/// A model, a device, and what will live where.
+pub struct Planned {
+    pub(super) gguf: Arc<Gguf>,
+    pub(super) model: Model,
+    pub(super) device: Arc<Device>,
+    pub(super) tuning: Tuning,
+    pub(super) kv_shape: KvShape,
+    pub(super) n_ubatch: u32,
+    pub(super) options: EngineOptions,
+    pub(super) plan: Plan,
+    budget: Budget,
+}
+
+impl Planned {
+    /// Reads the file's header, opens the device, and decides.
+    pub fn new(path: &Path, options: &EngineOptions) -> Result<Planned> {
+        let gguf = Arc::new(Gguf::open(path)?);
+        let model = Model::load(&gguf)?;
+        warn_of_idle_rules(options, &model.weights);
+        let device = open_device(options)?;
+        let tuning = Tuning::new(device.info());
+        let planner = Planner {
+            model: &model,
+            tuning: &tuning,
+            free: free_memory(&device),
+            storage_range_bytes: device.info().limits.storage_range_bytes,
+            scratch: RefCell::default(),
+        };
+        let Draft { kv_shape, n_ubatch, budget, plan } =
+            planner.draft(options).map_err(|e| planner.advised(e, options))?;
+        let options = options.clone();
+        Ok(Planned { gguf, model, device, tuning, kv_shape, n_ubatch, options, plan, budget })
+    }
+
+    /// The file.
+    pub fn gguf(&self) -> &Gguf {
+        &self.gguf
+    }
+
+    /// Hyper-parameters.
+    pub fn hparams(&self) -> &HParams {
+        &self.model.hparams
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// What will live where.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What there is to fit into.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Size and types of a session's cache.
+    pub fn kv_shape(&self) -> KvShape {
+        self.kv_shape
+    }
+
+    /// Tokens that one kernel launch handles.
+    pub fn n_ubatch(&self) -> u32 {
+        self.n_ubatch
+    }
+
+    /// The device's budget in parts that add up to it.
+    pub fn device_parts(&self) -> Parts {
+        self.plan.device_parts(&self.model.weights, &self.budget)
+    }
+
+    /// The host's budget in parts that add up to it.
+    pub fn host_parts(&self) -> Parts {
+        self.plan.host_parts(&self.model.weights, &self.budget)
+    }
+
+    /// What each layer takes, then what belongs to none.
+    pub fn layers(&self) -> Vec<LayerUse> {
+        self.plan.layers(&self.model.weights)
+    }
+
+    /// Name, place and bytes of every weight.
+    pub fn weights(&self) -> impl Iterator<Item = (&str, Place, u64)> {
+        let placed = self.model.weights.iter().zip(&self.plan.places);
+        placed.map(|(w, &place)| (w.name.as_str(), place, w.bytes()))
+    }
+}
+
+/// A plan and the sizes that it was made for.
+struct Draft {
+    kv_shape: KvShape,
+    n_ubatch: u32,
+    budget: Budget,
+    plan: Plan,
+}
+
+/// Makes plans for one model on one device, with any options.
+struct Planner<'a> {
+    model: &'a Model,
+    tuning: &'a Tuning,
+    /// What is free, without the user's limit.
+    free: Budget,
+    storage_range_bytes: u64,
+    /// Scratch bytes by ubatch and context: advice asks for the same again and again.
+    scratch: RefCell<HashMap<(u32, u32), u64>>,
+}
+
+impl Planner<'_> {
+    fn draft(&self, options: &EngineOptions) -> Result<Draft> {
+        let hp = &self.model.hparams;
+        let budget = self.budget(options);
+        let kv_shape = kv_shape(hp, options, budget, self.storage_range_bytes)?;
+        // Nothing launches more tokens than there are cells.
+        let n_ubatch = options.n_ubatch.min(kv_shape.n_ctx).max(1);
+        let largest = pass_shape(hp, self.tuning, n_ubatch, n_ubatch, kv_shape.n_ctx, None);
+        check_ubatch(self.model, &largest, self.storage_range_bytes)?;
+        let usual_margin = MARGIN_BYTES.min(budget.device_bytes / MARGIN_SHARE);
+        let needs = Needs {
+            kv_bytes: kv_shape.bytes(hp),
+            scratch_bytes: self.scratch_bytes(n_ubatch, kv_shape.n_ctx),
+            packing_bytes: packing_overhead_bytes(&self.model.weights),
+            margin_bytes: options.placement.margin_bytes.unwrap_or(usual_margin),
+        };
+        let weights = &self.model.weights;
+        let plan = plan::place(weights, needs, budget, &options.placement, &options.stream)?;
+        Ok(Draft { kv_shape, n_ubatch, budget, plan })
+    }
+
+    /// What is free, up to the user's limit.
+    fn budget(&self, options: &EngineOptions) -> Budget {
+        let limit = options.vram_limit_bytes.unwrap_or(u64::MAX);
+        Budget { device_bytes: self.free.device_bytes.min(limit), ..self.free }
+    }
+
+    fn scratch_bytes(&self, n_ubatch: u32, n_ctx: u32) -> u64 {
+        let bytes = || scratch_bytes(self.model, self.tuning, n_ubatch, n_ctx);
+        *self.scratch.borrow_mut().entry((n_ubatch, n_ctx)).or_insert_with(bytes)
+    }
+
+    /// Adds to an error about memory which flags would make the plan work.
+    fn advised(&self, error: Error, options: &EngineOptions) -> Error {
+        let Error::OutOfMemory { what, needed_bytes, available_bytes, .. } = error else {
+            return error;
+        };
+        let hp = &self.model.hparams;
+        let shape = kv_shape(hp, options, self.budget(options), self.storage_range_bytes);
+        let situation = Situation {
+            n_layer: hp.n_layer,
+            n_ctx: shape.map_or(options.n_ctx, |s| s.n_ctx),
+            free_device_bytes: self.free.device_bytes,
+        };
+        let hint = advice::hint(options, &situation, &|o| self.draft(o).is_ok());
+        Error::OutOfMemory { what, needed_bytes, available_bytes, hint }
+    }
+}
+
+/// Opens the chosen device.
+fn open_device(options: &EngineOptions) -> Result<Arc<Device>> {
+    let validation = options.validation;
+    let instance = Arc::new(Instance::new(InstanceOptions { validation })?);
+    let devices = instance.devices()?;
+    let visible = std::env::var("GGML_VK_VISIBLE_DEVICES").ok();
+    let index = vk::choose(&devices, options.device.as_deref(), visible.as_deref())?;
+    log::info!("device: {}", devices[index].name);
+    let copy_queue = options.stream.copy_queue;
+    Device::open(&instance, &devices[index], DeviceOptions { copy_queue, ..Default::default() })
+}
+
+/// Free memory of a device: its largest local heap, and the largest of the others.
+fn free_memory(device: &Device) -> Budget {
+    let free = |local: bool| {
+        let heaps = device.memory_budget();
+        let fitting = heaps.iter().filter(|h| h.device_local == local);
+        fitting.map(|h| h.budget_bytes.saturating_sub(h.usage_bytes)).max()
+    };
+    let device_bytes = free(true).unwrap_or(0);
+    let host = free(false);
+    let sharing = match host {
+        None => Sharing::Heap,
+        Some(_) if device.info().shares_host_memory() => Sharing::Chips,
+        Some(_) => Sharing::None,
+    };
+    Budget { device_bytes, host_bytes: host.unwrap_or(device_bytes), sharing }
+}
+
+/// One line for each rule of `-ot` under which no tensor falls: it is misspelled more often than not.
+fn warn_of_idle_rules(options: &EngineOptions, weights: &[WeightInfo]) {
+    let names: Vec<&str> = weights.iter().map(|w| w.name.as_str()).collect();
+    for rule in options.placement.overrides.unmatched(&names) {
+        log::warn!("-ot {rule}: no tensor of the model has such a name");
+    }
+}
+
+/// The cache of a session: as asked for, else as much of the trained context as is reasonable.
+fn kv_shape(
+    hp: &HParams,
+    options: &EngineOptions,
+    budget: Budget,
+    storage_range_bytes: u64,
+) -> Result<KvShape> {
+    let shape = |n_ctx| KvShape { n_ctx, type_k: options.type_k, type_v: options.type_v };
+    let range = storage_range_bytes;
+    if options.n_ctx > 0 {
+        shape(options.n_ctx).check(hp, range)?;
+        return Ok(shape(options.n_ctx));
+    }
+    let mut n_ctx = hp.n_ctx_train;
+    let reasonable = |n_ctx| {
+        let fits = shape(n_ctx).bytes(hp) <= budget.device_bytes / AUTO_KV_SHARE;
+        fits && shape(n_ctx).check(hp, range).is_ok()
+    };
+    while n_ctx / 2 >= MIN_AUTO_CTX && !reasonable(n_ctx) {
+        n_ctx /= 2;
+    }
+    shape(n_ctx).check(hp, range)?;
+    Ok(shape(n_ctx))
+}
+
+/// The sizes of a pass. `n_kv`: tokens in the cache afterwards.
+pub(super) fn pass_shape(
+    hp: &HParams,
+    tuning: &Tuning,
+    n_tokens: u32,
+    n_outputs: u32,
+    n_kv: u32,
+    top: Option<u32>,
+) -> PassShape {
+    let output_rows = OUTPUT_BYTES / (u64::from(hp.n_vocab) * 4);
+    PassShape {
+        n_tokens,
+        n_outputs,
+        output_rows: output_rows.clamp(1, 256) as u32,
+        top,
+        n_splits: tuning.attention_splits(&hp.attention, n_tokens, n_kv),
+        group_from: tuning.group_from,
+        group_tile: tuning.mul_mat.bn,
+    }
+}
+
+/// Refuses a ubatch whose activations are larger than a kernel can bind.
+fn check_ubatch(model: &Model, shape: &PassShape, storage_range_bytes: u64) -> Result<()> {
+    let graph = model.graph(shape);
+    let largest = graph.tensors.iter().map(|t| t.bytes()).max().unwrap_or(0);
+    if largest <= storage_range_bytes {
+        return Ok(());
+    }
+    let possible = u64::from(shape.n_tokens) * storage_range_bytes / largest;
+    let problem =
+        format!("{} tokens are too many for this device; {possible} are possible", shape.n_tokens);
+    Err(Error::usage("-ub", problem))
+}
+
+/// Scratch memory for every pass of up to `n_ubatch` tokens in a context of `n_ctx`.
+fn scratch_bytes(model: &Model, tuning: &Tuning, n_ubatch: u32, n_ctx: u32) -> u64 {
+    // Small passes split their keys, and more so the smaller they are: for each number of splits the
+    // largest pass counts.
+    let splits = |n_tokens| tuning.attention_splits(&model.hparams.attention, n_tokens, n_ctx);
+    let is_largest = |&n: &u32| n == n_ubatch || splits(n) != splits(n + 1);
+    let bytes = (1..=n_ubatch).filter(is_largest).map(|n_tokens| {
+        let shape = pass_shape(&model.hparams, tuning, n_tokens, n_tokens, n_ctx, None);
+        scratch::plan(&model.graph(&shape)).bytes
+    });
+    bytes.max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vk::{DeviceInfo, DeviceKind};
+
+    /// Every pass finds the scratch memory that was planned, however its keys are split.
+    #[test]
+    fn scratch_memory_is_enough_for_every_pass() -> Result<()> {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-q4_k_m.gguf");
+        let model = Model::load(&Gguf::open(&demo)?)?;
+        for (kind, subgroup) in [(DeviceKind::Cpu, 8), (DeviceKind::Discrete, 32)] {
+            let mut info = DeviceInfo::default();
+            info.kind = kind;
+            info.subgroup.default = subgroup;
+            let tuning = Tuning::new(&info);
+            for n_ubatch in [1, 40, 100, 512] {
+                let planned = scratch_bytes(&model, &tuning, n_ubatch, 4096);
+                for n_tokens in 1..=n_ubatch {
+                    for n_kv in [n_tokens, 700, 4096] {
+                        let shape =
+                            pass_shape(&model.hparams, &tuning, n_tokens, n_tokens, n_kv, None);
+                        let needed = scratch::plan(&model.graph(&shape)).bytes;
+                        assert!(needed <= planned, "{n_tokens} of {n_ubatch} tokens: {needed}");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
