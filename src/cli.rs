@@ -1,6 +1,9 @@
 //! The command line: clap definitions only. Names are llama.cpp's; its short names of several
 //! letters (`-ub`, `-ctk`), which clap does not know, are spelled out first by [`expand`].
 
+use crate::synth::mix::Mix;
+use crate::synth::presets::PRESETS;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -52,6 +55,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// List Vulkan devices, their limits, and what the engine would use
     Devices(DevicesArgs),
+    /// Write a model with a real one's shape and random weights, to measure speed with
+    Synth(SynthArgs),
 }
 
 /// Which model, on which device, with how much context.
@@ -259,6 +264,34 @@ pub struct DevicesArgs {
     /// Device that would be used: a number or part of a name [short: -dev]
     #[arg(long, value_name = "N|NAME")]
     pub device: Option<String>,
+}
+
+/// `vkmoe synth`
+#[derive(Args, Debug)]
+pub struct SynthArgs {
+    /// GGUF file to write
+    #[arg(value_name = "OUT.gguf")]
+    pub out: PathBuf,
+    /// Model to imitate
+    #[arg(long, value_name = "MODEL", value_parser = names(PRESETS.iter().map(|p| p.name)))]
+    pub preset: String,
+    /// Mix of tensor types; without it: the one that people usually download
+    #[arg(long, value_name = "TYPE", value_parser = names(Mix::all().map(Mix::name)))]
+    pub r#type: Option<String>,
+    /// Layers, instead of as many as the model has
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub layers: Option<u32>,
+    /// Seed of the weights: the same seed gives the same file
+    #[arg(short, long, default_value_t = 1, value_name = "N")]
+    pub seed: u64,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// One of these words.
+fn names(words: impl IntoIterator<Item = &'static str>) -> PossibleValuesParser {
+    PossibleValuesParser::new(words)
 }
 
 fn non_negative(text: &str) -> Result<f32, String> {

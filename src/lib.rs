@@ -4,7 +4,8 @@
 //! pass of it is a [`graph`], a [`plan`] says what lives where, [`exec`] runs graphs on a device that
 //! [`vk`] wraps, with the push constants of [`push`], and [`stream`] brings experts that stay in host
 //! memory. [`engine`] puts these together; [`tokenizer`] and
-//! [`sampler`] turn text into tokens and logits into the next one. [`cli`] and [`cmd`] are the program.
+//! [`sampler`] turn text into tokens and logits into the next one. [`synth`] writes models of random
+//! weights to measure with. [`cli`] and [`cmd`] are the program.
 
 pub mod error;
 
@@ -20,6 +21,7 @@ pub mod engine;
 pub mod tokenizer;
 pub mod sampler;
 pub mod progress;
+pub mod synth;
 pub mod cli;
 pub mod cmd;
 
