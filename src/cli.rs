@@ -3,6 +3,9 @@
 
 use crate::plan::{GpuLayers, Overrides};
 use crate::stream::options::{MAX_SLOTS, MIN_SLOTS};
+use crate::synth::mix::Mix;
+use crate::synth::presets::PRESETS;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -65,6 +68,8 @@ pub enum Command {
     Devices(DevicesArgs),
     /// Draw a trace of a run, or list where its time went
     Trace(TraceArgs),
+    /// Write a model with a real one's shape and random weights, to measure speed with
+    Synth(SynthArgs),
 }
 
 /// Which model, on which device, with how much context.
@@ -375,6 +380,34 @@ pub(crate) fn slots(text: &str) -> Result<u32, String> {
         Ok(n) if n == 0 || (MIN_SLOTS..=MAX_SLOTS).contains(&n) => Ok(n),
         _ => Err(format!("0 (off) or {MIN_SLOTS} to {MAX_SLOTS} is needed")),
     }
+}
+
+/// `vkmoe synth`
+#[derive(Args, Debug)]
+pub struct SynthArgs {
+    /// GGUF file to write
+    #[arg(value_name = "OUT.gguf")]
+    pub out: PathBuf,
+    /// Model to imitate
+    #[arg(long, value_name = "MODEL", value_parser = names(PRESETS.iter().map(|p| p.name)))]
+    pub preset: String,
+    /// Mix of tensor types; without it: the one that people usually download
+    #[arg(long, value_name = "TYPE", value_parser = names(Mix::all().map(Mix::name)))]
+    pub r#type: Option<String>,
+    /// Layers, instead of as many as the model has
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub layers: Option<u32>,
+    /// Seed of the weights: the same seed gives the same file
+    #[arg(short, long, default_value_t = 1, value_name = "N")]
+    pub seed: u64,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// One of these words.
+fn names(words: impl IntoIterator<Item = &'static str>) -> PossibleValuesParser {
+    PossibleValuesParser::new(words)
 }
 
 fn non_negative(text: &str) -> Result<f32, String> {

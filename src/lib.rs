@@ -5,6 +5,9 @@
 //! [`vk`] wraps, with the push constants of [`push`], and [`stream`] brings experts that stay in host
 //! memory; a [`trace`] shows what ran when. [`engine`] puts these together; [`tokenizer`] and
 //! [`sampler`] turn text into tokens and logits into the next one. [`cli`] and [`cmd`] are the program.
+//! memory. [`engine`] puts these together; [`tokenizer`] and
+//! [`sampler`] turn text into tokens and logits into the next one. [`synth`] writes models of random
+//! weights to measure with. [`cli`] and [`cmd`] are the program.
 
 pub mod error;
 
@@ -21,6 +24,7 @@ pub mod engine;
 pub mod tokenizer;
 pub mod sampler;
 pub mod progress;
+pub mod synth;
 pub mod cli;
 pub mod cmd;
 

@@ -9,6 +9,7 @@ mod options;
 mod perplexity;
 mod plan;
 mod run;
+mod synth;
 mod table;
 mod terminal;
 mod tokenize;
@@ -22,6 +23,11 @@ use crate::tokenizer::{Tokenizer, Vocab};
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What shells expect of a program that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
 
 /// Runs a command.
 pub fn execute(command: Command) -> Result<ExitCode> {
@@ -35,6 +41,7 @@ pub fn execute(command: Command) -> Result<ExitCode> {
         Command::Plan(args) => plan::run(&args).map(done),
         Command::Devices(args) => devices::run(&args).map(done),
         Command::Trace(args) => trace::run(&args).map(done),
+        Command::Synth(args) => synth::run(&args).map(done),
     };
     match result {
         // Whoever read our output has seen enough.
@@ -59,6 +66,21 @@ fn plan_engine(args: &EngineArgs) -> Result<Planned> {
         log::warn!("-c {}: the model was trained for {trained} tokens", args.ctx_size);
     }
     Ok(planned)
+}
+
+/// A flag that Ctrl-C raises. A second Ctrl-C before anyone looked ends the program.
+fn catch_ctrl_c() -> Arc<AtomicBool> {
+    let raised = Arc::new(AtomicBool::new(false));
+    let flag = raised.clone();
+    let caught = ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(INTERRUPTED.into());
+        }
+    });
+    if let Err(e) = caught {
+        log::warn!("Ctrl-C ends the program: {e}");
+    }
+    raised
 }
 
 /// Prints what `--logits-hash` asks for.

@@ -1,7 +1,10 @@
 //! `vkmoe run`: one answer, or a chat on a terminal.
 
 use super::terminal::{Lines, Printer};
-use super::{emit, note, note_logits_hash, open_engine, read_text, text_input, tokenizer};
+use super::{
+    INTERRUPTED, catch_ctrl_c, emit, note, note_logits_hash, open_engine, read_text, text_input,
+    tokenizer,
+};
 use crate::cli::{RunArgs, SamplingArgs};
 use crate::engine::{Engine, Outputs, Session};
 use crate::error::{Error, Result};
@@ -15,9 +18,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-/// What shells expect of a program that Ctrl-C ended.
-const INTERRUPTED: u8 = 130;
 
 pub(super) fn run(args: RunArgs) -> Result<ExitCode> {
     let has_prompt = args.text.is_some() || args.prompt.is_some() || args.file.is_some();
@@ -386,21 +386,6 @@ impl Talk {
         }
         self.engine.close(self.session);
     }
-}
-
-/// A flag that Ctrl-C raises. A second Ctrl-C before anyone looked ends the program.
-fn catch_ctrl_c() -> Arc<AtomicBool> {
-    let raised = Arc::new(AtomicBool::new(false));
-    let flag = raised.clone();
-    let caught = ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(INTERRUPTED.into());
-        }
-    });
-    if let Err(e) = caught {
-        log::warn!("Ctrl-C ends the program: {e}");
-    }
-    raised
 }
 
 /// The sampler, and whether it always takes the likeliest token.

@@ -5,7 +5,8 @@
 //! the business of `model/`, which reports what it dislikes through [`Gguf::error`].
 //!
 //! Reading order: this file, `parse` (bytes to header), `metadata` (lookups), `ggml_type` (the table
-//! of types), `split` (models in several files), `mapping` (files that shrink while in use).
+//! of types), `split` (models in several files), `mapping` (files that shrink while in use), [`write`]
+//! (heads of new files).
 
 mod ggml_type;
 mod mapping;
@@ -13,6 +14,7 @@ mod metadata;
 mod names;
 mod parse;
 mod split;
+pub mod write;
 
 use std::path::{Path, PathBuf};
 

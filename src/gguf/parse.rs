@@ -63,8 +63,8 @@ const MAX_NAME_BYTES: u64 = 255;
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 
-const MAGIC: &[u8; 4] = b"GGUF";
-const DEFAULT_ALIGNMENT: u64 = 32;
+pub(super) const MAGIC: &[u8; 4] = b"GGUF";
+pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// Parses the header of a file that consists of `data`. `path` is for messages.
 pub(super) fn parse(path: &Path, data: &[u8]) -> Result<Header, Fault> {

@@ -7,7 +7,9 @@
 
 use std::path::{Path, PathBuf};
 
-use vkmoe::gguf::{Array, GgmlType, Value};
+pub use vkmoe::gguf::write::put_string;
+use vkmoe::gguf::write::{put_array_head, put_value, type_id};
+use vkmoe::gguf::{GgmlType, Value};
 
 /// A file to be written. Fields may be changed freely before [`build`](Self::build).
 #[derive(Clone)]
@@ -148,63 +150,17 @@ fn put_tensor(file: &mut Vec<u8>, tensor: &RawTensor, offset: u64) {
     file.extend(tensor.offset.unwrap_or(offset).to_le_bytes());
 }
 
-/// Length and bytes.
-pub fn put_string(file: &mut Vec<u8>, text: &[u8]) {
-    file.extend((text.len() as u64).to_le_bytes());
-    file.extend(text);
-}
-
 /// Element type, stated count, elements: an array's value.
 pub fn raw_array(type_id: u32, count: u64, elements: &[u8]) -> Vec<u8> {
-    [&type_id.to_le_bytes()[..], &count.to_le_bytes(), elements].concat()
+    let mut bytes = Vec::new();
+    put_array_head(&mut bytes, type_id, count);
+    bytes.extend(elements);
+    bytes
 }
 
 /// A value's type and bytes.
 fn encode(value: &Value) -> (u32, Vec<u8>) {
-    match value {
-        Value::U8(n) => (0, n.to_le_bytes().to_vec()),
-        Value::I8(n) => (1, n.to_le_bytes().to_vec()),
-        Value::U16(n) => (2, n.to_le_bytes().to_vec()),
-        Value::I16(n) => (3, n.to_le_bytes().to_vec()),
-        Value::U32(n) => (4, n.to_le_bytes().to_vec()),
-        Value::I32(n) => (5, n.to_le_bytes().to_vec()),
-        Value::F32(n) => (6, n.to_le_bytes().to_vec()),
-        Value::Bool(truth) => (7, vec![u8::from(*truth)]),
-        Value::String(text) => (8, strings([text])),
-        Value::Array(array) => (9, encode_array(array)),
-        Value::U64(n) => (10, n.to_le_bytes().to_vec()),
-        Value::I64(n) => (11, n.to_le_bytes().to_vec()),
-        Value::F64(n) => (12, n.to_le_bytes().to_vec()),
-    }
-}
-
-fn encode_array(array: &Array) -> Vec<u8> {
-    macro_rules! numbers {
-        ($items:expr) => {
-            $items.iter().flat_map(|item| item.to_le_bytes()).collect()
-        };
-    }
-    let (type_id, elements): (u32, Vec<u8>) = match array {
-        Array::U8(items) => (0, items.clone()),
-        Array::I8(items) => (1, numbers!(items)),
-        Array::U16(items) => (2, numbers!(items)),
-        Array::I16(items) => (3, numbers!(items)),
-        Array::U32(items) => (4, numbers!(items)),
-        Array::I32(items) => (5, numbers!(items)),
-        Array::F32(items) => (6, numbers!(items)),
-        Array::Bool(items) => (7, items.iter().map(|&truth| u8::from(truth)).collect()),
-        Array::String(items) => (8, strings(items)),
-        Array::U64(items) => (10, numbers!(items)),
-        Array::I64(items) => (11, numbers!(items)),
-        Array::F64(items) => (12, numbers!(items)),
-    };
-    raw_array(type_id, array.len() as u64, &elements)
-}
-
-fn strings<'a>(texts: impl IntoIterator<Item = &'a String>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for text in texts {
-        put_string(&mut bytes, text.as_bytes());
-    }
-    bytes
+    put_value(&mut bytes, value);
+    (type_id(value), bytes)
 }

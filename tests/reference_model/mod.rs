@@ -42,6 +42,14 @@ pub(crate) struct Forward {
     /// How near a router came to choosing another expert: the smallest lead, in logits, of a chosen
     /// expert over one not chosen. Below the rounding of f32 both choices are right.
     pub(crate) closest_call: f64,
+    /// How many tokens use each expert, `[n_layer][n_expert]`.
+    pub(crate) uses: Vec<Vec<usize>>,
+}
+
+/// What the routers did so far; see [`Forward`].
+struct Routing {
+    closest_call: f64,
+    uses: Vec<Vec<usize>>,
 }
 
 impl<'a> ReferenceModel<'a> {
@@ -71,17 +79,21 @@ impl<'a> ReferenceModel<'a> {
     pub(crate) fn forward(&self, tokens: &[u32]) -> Forward {
         let embed = |&id: &u32| self.row("token_embd.weight", 0, id as usize);
         let mut x: Rows = tokens.iter().map(embed).collect();
-        let mut closest_call = f64::INFINITY;
+        let mut routing = Routing {
+            closest_call: f64::INFINITY,
+            uses: vec![vec![0; self.n_expert]; self.n_layer],
+        };
         for il in 0..self.n_layer {
             let normed = self.norm(&x, &format!("blk.{il}.attn_norm.weight"));
             add(&mut x, &self.attention(il, &normed));
             let normed = self.norm(&x, &format!("blk.{il}.ffn_norm.weight"));
-            add(&mut x, &self.experts(il, &normed, &mut closest_call));
+            add(&mut x, &self.experts(il, &normed, &mut routing));
         }
         let normed = self.norm(&x, "output_norm.weight");
         let tied = self.gguf.tensor("output.weight").is_none();
         let head = if tied { "token_embd.weight" } else { "output.weight" };
-        Forward { logits: self.mul(head, 0, &normed), closest_call }
+        let Routing { closest_call, uses } = routing;
+        Forward { logits: self.mul(head, 0, &normed), closest_call, uses }
     }
 
     /// Causal attention, groups of query heads sharing a KV head.
@@ -131,18 +143,20 @@ impl<'a> ReferenceModel<'a> {
     }
 
     /// The mixture of experts, or the dense block of a layer that has one.
-    fn experts(&self, il: usize, x: &Rows, closest_call: &mut f64) -> Rows {
+    fn experts(&self, il: usize, x: &Rows, routing: &mut Routing) -> Rows {
         let name = |part: &str| format!("blk.{il}.ffn_{part}.weight");
         if self.gguf.tensor(&name("gate")).is_some() {
             return self.feed_forward([&name("gate"), &name("up"), &name("down")], 0, x);
         }
         let logits = self.mul(&name("gate_inp"), 0, x);
-        let choices: Vec<_> = logits.iter().map(|row| self.choose(row, closest_call)).collect();
+        let choices: Vec<_> =
+            logits.iter().map(|row| self.choose(row, &mut routing.closest_call)).collect();
         let mut out = vec![vec![0.0; x[0].len()]; x.len()];
         for expert in 0..self.n_expert {
             let users: Vec<(usize, f64)> = (0..x.len())
                 .filter_map(|t| Some((t, choices[t].iter().find(|(e, _)| *e == expert)?.1)))
                 .collect();
+            routing.uses[il][expert] = users.len();
             if users.is_empty() {
                 continue;
             }
