@@ -7,6 +7,8 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use vkmoe::trace::{Span, Trace, Track};
+
 const SUM: &str = "What is 27 plus 48?";
 
 /// What a run left behind.
@@ -212,6 +214,68 @@ fn output_that_nobody_takes_is_no_panic() {
         let ran = command(&["run", "-n", "-2", "hi"]).stderr(full()).output().unwrap();
         assert_eq!(Ran::from(ran).code, Some(1));
     }
+}
+
+/// Copies of 50 MB at 50 GB/s, of which the second half of each is behind kernels.
+fn traced() -> Trace {
+    let ms = 1_000_000;
+    let span = |track, name: &str, il, start_ms: u64, end_ms: u64, bytes| {
+        let (start_ns, end_ns) = (start_ms * ms, end_ms * ms);
+        Span { track, name: name.to_owned(), il: Some(il), start_ns, end_ns, bytes }
+    };
+    let spans = (0..2).flat_map(|il| {
+        let at = 10 + 4 * u64::from(il);
+        [
+            span(Track::Copy, &format!("blk.{il}.ffn_up_exps"), il, at, at + 2, 100_000_000),
+            span(Track::Compute, &format!("blk.{il} experts"), il, at + 1, at + 4, 0),
+        ]
+    });
+    Trace { model: "a\u{7}b".into(), device: "none".into(), spans: spans.collect() }
+}
+
+#[test]
+fn a_trace_is_drawn_beside_its_file_or_listed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.trace.json");
+    traced().write(&path).unwrap();
+    let summary = "wall 8.00 ms, copies 200.0 MB at 50.0 GB/s, 50.0 % hidden behind compute, \
+                   bound: compute (busy 75.0 %)\n";
+    let table = vkmoe(&["trace", text(&path), "--table"]).succeeded();
+    let expected = "track    kind         count  total ms   share  GB/s\n\
+                    compute  experts          2     6.000  75.0 %\n\
+                    copy     ffn_up_exps      2     4.000  50.0 %  50.0\n\n";
+    assert_eq!(table, expected.to_owned() + summary);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "a table draws nothing");
+    assert_eq!(vkmoe(&["trace", text(&path)]).succeeded(), summary);
+    let svg = fs::read_to_string(folder.path().join("a.trace.svg")).unwrap();
+    assert!(svg.contains("blk.1.ffn_up_exps"), "{svg}");
+    let out = folder.path().join("b.SVG");
+    vkmoe(&["trace", text(&path), "--table", "-o", text(&out)]).succeeded();
+    assert_eq!(fs::read_to_string(out).unwrap(), svg);
+}
+
+#[test]
+fn traces_that_are_none_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = traced().to_json();
+    let cases = [
+        ("empty.json", String::new(), "no trace of vkmoe"),
+        ("cut.json", good[..good.len() / 2].to_owned(), "no trace of vkmoe"),
+        ("other.json", r#"{"traceEvents": []}"#.into(), "otherData"),
+        ("early.json", good.replace("\"ts\":", "\"ts\":-"), "event 8 (`blk.0 experts`): `ts`"),
+        ("picture.svg", traced().to_svg(), "JSON"),
+    ];
+    for (name, content, problem) in cases {
+        let path = file(&folder, name, content.as_bytes());
+        vkmoe(&["trace", text(&path)]).failed(&[name, problem]);
+    }
+    let path = file(&folder, "bytes.json", &[0xff, 0xfe]);
+    vkmoe(&["trace", text(&path)]).failed(&["bytes.json", "utf-8"]);
+    vkmoe(&["trace", text(folder.path())]).failed(&[text(folder.path()), "regular file"]);
+    vkmoe(&["trace", "missing.json"]).failed(&["missing.json", "No such file"]);
+    let path = file(&folder, "good.json", good.as_bytes());
+    vkmoe(&["trace", text(&path), "-o", "x.png"]).failed(&["-o", "x.png", ".svg"]);
+    vkmoe(&["trace", text(&path), "-o", "/dev/null/x.svg"]).failed(&["/dev/null/x.svg", "write"]);
 }
 
 // ---------------------------------------------------------------- with a device

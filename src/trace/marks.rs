@@ -20,6 +20,8 @@ pub(super) struct Mark<'a> {
     pub(super) busy_ns: u64,
     pub(super) bytes: u64,
     pub(super) n_spans: usize,
+    /// Whether no layer has half of the time.
+    pub(super) is_mixed: bool,
 }
 
 /// The marks of a track within a window, by start. What is narrower than half a pixel is merged with
@@ -57,15 +59,19 @@ fn joins(group: &[&Span], end_ns: u64, span: &Span, pixel_ns: f64) -> bool {
 }
 
 fn mark<'a>(group: &[&'a Span], window: (u64, u64)) -> Option<Mark<'a>> {
-    let clipped = |s: &&Span| (s.start_ns.max(window.0), s.end_ns.min(window.1));
-    let times: Vec<_> = group.iter().map(clipped).collect();
+    let clip = |s: &&Span| (s.start_ns.max(window.0), s.end_ns.min(window.1));
+    let times: Vec<_> = group.iter().map(clip).collect();
+    let longest = group.iter().copied().max_by_key(|span| span.duration_ns())?;
+    let own: Vec<_> = group.iter().filter(|span| span.il == longest.il).map(clip).collect();
+    let busy = busy_ns(&times);
     Some(Mark {
-        span: group.iter().copied().max_by_key(|span| span.duration_ns())?,
+        span: longest,
         start_ns: times.iter().map(|time| time.0).min()?,
         end_ns: times.iter().map(|time| time.1).max()?,
-        busy_ns: busy_ns(&times),
+        busy_ns: busy,
         bytes: group.iter().map(|span| span.bytes).fold(0, u64::saturating_add),
         n_spans: group.len(),
+        is_mixed: busy_ns(&own) < busy / 2,
     })
 }
 

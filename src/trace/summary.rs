@@ -87,18 +87,18 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Nanoseconds as people read them: `336.1 ms`, `0.042 ms`.
+/// Nanoseconds as people read them: `0.042 ms`, `336.1 ms`, `22.52 s`.
 pub(super) struct Millis(pub(super) u64);
 
 impl fmt::Display for Millis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = self.0 as f64 / 1e6;
-        let decimals = match ms {
-            ms if ms >= 100.0 => 1,
-            ms if ms >= 1.0 => 2,
-            _ => 3,
-        };
-        write!(f, "{ms:.decimals$} ms")
+        match self.0 {
+            0..1_000_000 => write!(f, "{ms:.3} ms"),
+            1_000_000..100_000_000 => write!(f, "{ms:.2} ms"),
+            100_000_000..10_000_000_000 => write!(f, "{ms:.1} ms"),
+            _ => write!(f, "{:.2} s", ms / 1e3),
+        }
     }
 }
 

@@ -60,6 +60,13 @@ impl Canvas {
         }
     }
 
+    /// Whole pixels for what `body` draws: narrow neighbours show no seam.
+    pub(super) fn crisp(&mut self, body: impl FnOnce(&mut Self)) {
+        self.push(format_args!("<g shape-rendering=\"crispEdges\">\n"));
+        body(self);
+        self.push(format_args!("</g>\n"));
+    }
+
     pub(super) fn path(&mut self, path: &str, look: fmt::Arguments<'_>) {
         self.push(format_args!("<path d=\"{path}\" {look}/>\n"));
     }

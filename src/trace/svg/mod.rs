@@ -155,7 +155,10 @@ impl Picture<'_> {
             let x = Px(axis.x(axis.origin_ns + ns));
             let line = format!("M{x} {}V{}", Px(top - 4.0), Px(bottom + 5.0));
             self.canvas.path(&line, format_args!("stroke=\"{GRID}\" stroke-dasharray=\"2 3\""));
-            let label = format!("{:.decimals$} ms", ns as f64 / 1e6);
+            let label = match step_ns {
+                ..1_000_000_000 => format!("{:.decimals$} ms", ns as f64 / 1e6),
+                _ => format!("{} s", ns / 1_000_000_000),
+            };
             self.canvas.text(x.0, label_y, TICK, &label);
         }
     }
@@ -166,38 +169,30 @@ impl Picture<'_> {
         let middle = lane.y + lane.h / 2.0 + 4.0;
         self.canvas.text(LEFT - 12.0, middle, LANE_NAME, track.name());
         let marks = marks::marks(self.trace, track, axis.window, axis.pixel_ns());
+        if !style.has_labels() {
+            return self.canvas.crisp(|canvas| {
+                for mark in &marks {
+                    draw_mark(canvas, mark, lane, axis, corner);
+                }
+            });
+        }
         for mark in &marks {
-            self.mark(mark, lane, axis, style);
+            let rect = draw_mark(&mut self.canvas, mark, lane, axis, corner);
+            self.kind(mark, rect);
         }
         match track {
-            Track::Compute if style.has_labels() => self.layers(track, lane.y - 8.0, axis),
-            Track::Copy if style.has_labels() => self.layers(track, lane.y + lane.h + 16.0, axis),
-            _ => {}
+            Track::Compute => self.layers(track, lane.y - 8.0, axis),
+            Track::Copy => self.layers(track, lane.y + lane.h + 16.0, axis),
+            Track::Host => {}
         }
     }
 
-    fn mark(&mut self, mark: &Mark<'_>, lane: Rect, axis: Axis, style: &Style) {
-        let paint = palette::paint(mark.span);
-        let x = axis.x(mark.start_ns);
-        let w = axis.x(mark.end_ns) - x;
-        // A hairline between spans that touch, where there is room.
-        let gap = if w > 4.0 { 0.75 } else { 0.0 };
-        let rect = Rect { x, w: w - gap, ..lane };
-        let full = mark.busy_ns as f64 / (mark.end_ns - mark.start_ns).max(1) as f64;
-        let tip = tooltip(mark, axis.origin_ns);
-        let (fill, corner) = (paint.fill, if w > 6.0 { style.corner } else { 0.0 });
-        let look = match (full > 0.95, corner > 0.0) {
-            (true, true) => format!("fill=\"{fill}\" rx=\"{corner}\""),
-            (true, false) => format!("fill=\"{fill}\""),
-            (false, _) => format!("fill=\"{fill}\" opacity=\"{:.1}\"", full.max(0.1)),
-        };
-        self.canvas.rect(rect, format_args!("{look}"), Some(&tip));
-        if style.has_labels() && mark.n_spans == 1 {
-            let fits = |words: &&str| KIND.width(words) + 6.0 < rect.w;
-            if let Some(words) = short_names(mark.span.kind()).iter().find(|w| fits(w)) {
-                let font = Font { fill: paint.ink, ..KIND };
-                self.canvas.text(x + rect.w / 2.0, lane.y + lane.h / 2.0 + 4.0, font, words);
-            }
+    /// What a span is, if there is room on it.
+    fn kind(&mut self, mark: &Mark<'_>, rect: Rect) {
+        let fits = |words: &&str| mark.n_spans == 1 && KIND.width(words) + 6.0 < rect.w;
+        if let Some(words) = short_names(mark.span.kind()).iter().find(|words| fits(words)) {
+            let font = Font { fill: palette::paint(mark).ink, ..KIND };
+            self.canvas.text(rect.x + rect.w / 2.0, rect.y + rect.h / 2.0 + 4.0, font, words);
         }
     }
 
@@ -253,7 +248,7 @@ impl Picture<'_> {
 
     fn finish(mut self, summary: &Summary) -> String {
         if self.trace.on(Track::Copy).next().is_some() {
-            self.y += 4.0;
+            self.y += 8.0;
             self.caption(
                 "A colour is a layer: its experts arrive on the copy lane and are used above, where the ribbon leads. \
                  What a lane leaves empty is idle.",
@@ -269,14 +264,35 @@ impl Picture<'_> {
     }
 }
 
-/// What the overview shows: `the whole run: 48 layers`.
+/// Draws a mark on its lane, and returns where.
+fn draw_mark(canvas: &mut Canvas, mark: &Mark<'_>, lane: Rect, axis: Axis, corner: f64) -> Rect {
+    let x = axis.x(mark.start_ns);
+    let wide = axis.x(mark.end_ns) - x;
+    // A hairline between spans that touch, where there is room; at least a pixel.
+    let w = if wide > 4.0 { wide - 0.75 } else { wide.max(1.0) };
+    let rect = Rect { x: x.min(RIGHT - w), w, ..lane };
+    let fill = palette::paint(mark).fill;
+    let full = mark.busy_ns as f64 / (mark.end_ns - mark.start_ns).max(1) as f64;
+    let look = match full {
+        _ if wide > 6.0 && corner > 0.0 => format!("fill=\"{fill}\" rx=\"{corner}\""),
+        0.0..0.95 => format!("fill=\"{fill}\" opacity=\"{:.1}\"", full.max(0.2)),
+        _ => format!("fill=\"{fill}\""),
+    };
+    canvas.rect(rect, format_args!("{look}"), Some(&tooltip(mark, axis.origin_ns)));
+    rect
+}
+
+/// What the overview shows: `the whole run: 48 layers, 4 times each`.
 fn whole_run(trace: &Trace) -> String {
     let visits = marks::visits(trace, Track::Compute);
     let layers: BTreeSet<u32> = visits.iter().map(|visit| visit.il).collect();
-    match visits.len() == layers.len() {
-        true => format!("the whole run: {} layers", layers.len()),
-        false => format!("the whole run: {} layers, {} visits", layers.len(), visits.len()),
-    }
+    let (n_visits, n_layers) = (visits.len(), layers.len().max(1));
+    let often = match (n_visits / n_layers, n_visits % n_layers) {
+        (1, 0) => String::new(),
+        (times, 0) => format!(", {times} times each"),
+        _ => format!(", {n_visits} visits"),
+    };
+    format!("the whole run: {n_layers} layers{often}")
 }
 
 /// The four numbers of the headline, each with what it is.
@@ -328,4 +344,123 @@ fn tick_step(duration_ns: u64) -> (u64, usize) {
     let enough = |&(step_ns, _): &(u64, usize)| duration_ns / step_ns <= 8;
     let (step_ns, k) = steps.into_iter().find(enough).unwrap_or((u64::MAX, 19));
     (step_ns, 6usize.saturating_sub(k))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples;
+    use super::*;
+    use proptest::prelude::*;
+    use roxmltree::Document;
+
+    /// The file that was drawn, which is XML or the test fails.
+    fn parsed(svg: &str) -> Document<'_> {
+        Document::parse(svg).unwrap_or_else(|e| panic!("{e}: {svg:.2000}"))
+    }
+
+    fn tooltips(document: &Document<'_>) -> Vec<String> {
+        let titles = document.descendants().filter(|node| node.has_tag_name("title"));
+        titles.filter_map(|node| Some(node.text()?.to_owned())).collect()
+    }
+
+    fn words(document: &Document<'_>) -> Vec<String> {
+        let texts = document.descendants().filter(|node| node.has_tag_name("text"));
+        texts.filter_map(|node| Some(node.text()?.to_owned())).collect()
+    }
+
+    #[test]
+    fn a_short_run_is_drawn_once_with_every_span_named() {
+        let trace = samples::prefill(5);
+        let svg = trace.to_svg();
+        let document = parsed(&svg);
+        let tips = tooltips(&document);
+        // The file's own title, and one a span.
+        assert_eq!(tips.len(), 1 + trace.spans.len());
+        assert_eq!(tips[0], format!("qwen3 <30b> & \"more\": {}", trace.summary()));
+        let up = "blk.0.ffn_up_exps\n2.30 ms from 2.30 ms on\n115.0 MB at 50.0 GB/s";
+        assert!(tips.iter().any(|tip| tip == up), "{tips:#?}");
+        let words = words(&document);
+        for expected in ["qwen3 <30b> & \"more\"", "a device", "bus", "compute", "copy", "0 ms"] {
+            assert!(words.iter().any(|word| word == expected), "{expected}: {words:?}");
+        }
+        // Over the kernels and under the copies.
+        for il in 0..5 {
+            let layer = format!("layer {il}");
+            assert_eq!(words.iter().filter(|word| **word == layer).count(), 2, "{layer}");
+        }
+        assert_eq!(trace.to_svg(), svg, "the same trace gives the same file");
+    }
+
+    #[test]
+    fn a_long_run_gets_an_overview_and_whole_layers_enlarged() {
+        let svg = samples::prefill(48).to_svg();
+        let words = words(&parsed(&svg));
+        let said = |expected: &str| words.iter().any(|word| word == expected);
+        assert!(said("the whole run: 48 layers"), "{words:?}");
+        assert!(said("layer 23") && said("layer 25") && !said("layer 3"), "{words:?}");
+    }
+
+    /// A prefill of many ubatches, a decode of many tokens, and spans of all widths.
+    #[test]
+    fn pictures_of_many_spans_stay_small() {
+        let repeated = |mut trace: Trace, times: u64| {
+            let (start_ns, end_ns) = trace.bounds().unwrap();
+            let once = trace.spans.clone();
+            for i in 1..times {
+                let shift_ns = i * (end_ns - start_ns);
+                trace.spans.extend(once.iter().cloned().map(|mut span| {
+                    span.start_ns += shift_ns;
+                    span.end_ns += shift_ns;
+                    span
+                }));
+            }
+            trace
+        };
+        let widths = |i: u64| [20_000, 900_000, 4_000_000][i as usize % 3];
+        let mut mixed = Trace::default();
+        let mut start_ns = 0;
+        for i in 0..20_000 {
+            let track = [Track::Compute, Track::Copy][i as usize % 2];
+            let end_ns = start_ns + widths(i / 2);
+            let (name, il) = (format!("blk.{}.ffn_gate_exps", i / 6), Some(i as u32 / 6));
+            mixed.spans.push(Span { track, name, il, start_ns, end_ns, bytes: 1 << 20 });
+            start_ns = end_ns + i % 7 * 1000;
+        }
+        for trace in [repeated(samples::prefill(48), 84), mixed] {
+            assert!(trace.spans.len() >= 20_000);
+            let svg = trace.to_svg();
+            assert!(svg.len() < 500_000, "{} bytes", svg.len());
+            parsed(&svg);
+        }
+    }
+
+    #[test]
+    fn a_trace_of_nothing_or_of_one_moment_is_a_picture() {
+        assert!(words(&parsed(&Trace::default().to_svg())).contains(&"nothing was traced".into()));
+        let (track, name, ns) = (Track::Host, "x".to_owned(), u64::MAX);
+        let span = Span { track, name, il: None, start_ns: ns, end_ns: ns, bytes: 1 };
+        parsed(&Trace { spans: vec![span], ..Trace::default() }.to_svg());
+    }
+
+    proptest! {
+        /// Whatever names hold, the file is XML, has no number that is none, and stays on its card.
+        #[test]
+        fn any_trace_is_a_picture(trace in samples::any_trace()) {
+            let svg = trace.to_svg();
+            let document = parsed(&svg);
+            for node in document.descendants().filter(|node| node.has_tag_name("rect")) {
+                let number = |name| node.attribute(name).unwrap().parse::<f64>().unwrap();
+                prop_assert!(number("x") >= 0.0 && number("width") > 0.0 && number("height") > 0.0);
+                prop_assert!(number("x") + number("width") <= WIDTH + 0.01);
+            }
+        }
+
+        #[test]
+        fn ticks_are_few_and_round(duration_ns in 1u64..) {
+            let (step_ns, decimals) = tick_step(duration_ns);
+            prop_assert!(duration_ns / step_ns <= 8 && (step_ns == 1 || duration_ns / step_ns >= 3));
+            let label = format!("{:.decimals$}", step_ns as f64 / 1e6);
+            prop_assert_eq!((label.parse::<f64>().unwrap() * 1e6).round() as u64, step_ns);
+        }
+    }
 }
