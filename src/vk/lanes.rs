@@ -1,6 +1,7 @@
 //! The two logical lanes and the queues they run on. Pure: a table over what was queried.
 
 use ash::vk;
+use serde::{Deserialize, Serialize};
 
 use super::info::{DeviceInfo, DeviceKind, QueueFamily, Vendor};
 use crate::{Error, Result};
@@ -32,7 +33,8 @@ impl Lane {
 }
 
 /// Where the copy lane runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum CopyQueue {
     /// On the compute lane's queue.
     Same,
@@ -40,6 +42,12 @@ pub enum CopyQueue {
     SecondCompute,
     /// On a queue that can only copy: the DMA engine's.
     Transfer,
+}
+
+impl CopyQueue {
+    /// All.
+    pub const ALL: [CopyQueue; 3] =
+        [CopyQueue::Same, CopyQueue::SecondCompute, CopyQueue::Transfer];
 }
 
 /// A queue of a device.

@@ -34,6 +34,7 @@ mod retire;
 mod timeline;
 
 pub use arena::Arena;
+pub(crate) use cache::replace_file;
 pub use choose::{choose, visible_devices};
 pub use command::{Binding, Commands, Recorder, Region, Replay};
 pub use device::{CacheFile, Device, DeviceOptions};
