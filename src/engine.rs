@@ -113,16 +113,23 @@ impl Engine {
 
     /// Loads what was planned, with a progress bar.
     pub fn load(planned: Planned) -> Result<Engine> {
-        let Planned { gguf, model, device, tuning, kv_shape, n_ubatch, options, plan, .. } =
+        let Planned { gguf, model, mut device, tuning, kv_shape, n_ubatch, options, plan, .. } =
             planned;
         log::info!("{plan}");
+        let graph = model.graph(&pass_shape(&model.hparams, &tuning, 1, 0, 1, None));
+        let tensors = host_tensors(&gguf, &model.weights, &plan.places, &graph);
+        let route = match tensors.is_empty() {
+            true => None,
+            false => Some(stream::route(&device, &gguf, &options.stream)?),
+        };
+        if let Some(queue) = route.as_ref().and_then(|route| route.copy_queue) {
+            device = device.with_copy_queue(queue)?;
+        }
         let total = plan.device_weight_bytes;
         let bar = progress::bytes_bar("loading", total);
         let residency = Residency::load(&device, &gguf, &model.weights, &plan.places, &bar)?;
         bar.finish_and_clear();
         let n_expert_used = model.hparams.experts.n_used;
-        let graph = model.graph(&pass_shape(&model.hparams, &tuning, 1, 0, 1, None));
-        let tensors = host_tensors(&gguf, &model.weights, &plan.places, &graph);
         let job = StreamJob {
             device: device.clone(),
             gguf: gguf.clone(),
@@ -130,6 +137,7 @@ impl Engine {
             n_used: n_expert_used,
             n_slots: plan.n_slots,
         };
+        let streamer = route.map(|route| stream::open(job, &route, &options.stream));
         let executor = Executor::new(
             &device,
             ExecutorOptions {
@@ -138,7 +146,7 @@ impl Engine {
                 scratch_bytes: plan.needs.scratch_bytes,
                 rope_freqs: &model.hparams.attention.rope.frequencies(),
                 n_expert_used,
-                streamer: stream::open(job, &options.stream)?,
+                streamer: streamer.transpose()?,
                 tracing: options.tracing,
             },
         )?;

@@ -4,8 +4,6 @@
 //! pass of it is a [`graph`], a [`plan`] says what lives where, [`exec`] runs graphs on a device that
 //! [`vk`] wraps, with the push constants of [`push`], and [`stream`] brings experts that stay in host
 //! memory; a [`trace`] shows what ran when. [`engine`] puts these together; [`tokenizer`] and
-//! [`sampler`] turn text into tokens and logits into the next one. [`cli`] and [`cmd`] are the program.
-//! memory. [`engine`] puts these together; [`tokenizer`] and
 //! [`sampler`] turn text into tokens and logits into the next one. [`synth`] writes models of random
 //! weights to measure with. [`cli`] and [`cmd`] are the program.
 

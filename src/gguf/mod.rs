@@ -5,21 +5,24 @@
 //! the business of `model/`, which reports what it dislikes through [`Gguf::error`].
 //!
 //! Reading order: this file, `parse` (bytes to header), `metadata` (lookups), `ggml_type` (the table
-//! of types), `split` (models in several files), `mapping` (files that shrink while in use), [`write`]
-//! (heads of new files).
+//! of types), `split` (models in several files), `mapping` (files that shrink while in use), `read`
+//! (bytes for memory of one's own), [`write`] (heads of new files).
 
 mod ggml_type;
 mod mapping;
 mod metadata;
 mod names;
 mod parse;
+mod read;
 mod split;
 pub mod write;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use ggml_type::GgmlType;
 use mapping::Mapping;
+pub use mapping::PrivateMapping;
 pub use metadata::{Array, Metadata, Value};
 use names::{NameIndex, Twice, quoted};
 use parse::Fault;
@@ -135,6 +138,15 @@ impl Gguf {
     pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
         let file = self.mappings[tensor.part].bytes();
         &file[tensor.offset as usize..tensor.end() as usize] // in the mapping, so in usize
+    }
+
+    /// Maps a file of the model, an index into [`parts`](Self::parts), for import by a device. Every
+    /// call maps it anew: whoever imports keeps the result.
+    ///
+    /// # Panics
+    /// If there is no such part.
+    pub fn map_private(&self, part: usize) -> Result<Arc<PrivateMapping>> {
+        self.mappings[part].map_private().map(Arc::new)
     }
 
     /// An error if a file has changed its length, or could not be read, since it was opened. To be

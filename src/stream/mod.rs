@@ -2,8 +2,9 @@
 //!
 //! Reading order: [`options`] (what the user may choose); then the pure part, numbers in and decisions
 //! out: [`gate`] (prefetch or not), [`rotation`] (the slot protocol), [`packing`] and [`chunks`] (where
-//! bytes are), [`overlap`] and [`stats`] (what it was worth), [`pin_budget`]; then what touches files
-//! and devices: [`host_tensor`], [`probe`] (which host source works), [`pins`] (pinning it), [`ring`]
+//! bytes are), [`overlap`] and [`stats`] (what it was worth), [`pin_budget`]
+//! (how much may be pinned); then what touches files
+//! and devices: [`memory_facts`], [`host_tensor`], [`probe`] (which host source works), [`pins`] (pinning it), [`ring`]
 //! (for what is not pinned), [`slots`], and [`streamer`], which puts them together. [`chaos`] is for
 //! tests.
 
@@ -15,7 +16,10 @@ pub mod chunks;
 pub mod overlap;
 pub mod stats;
 pub mod pin_budget;
+pub mod memory_facts;
+mod mountinfo;
 pub mod host_tensor;
+pub mod probe;
 pub mod pins;
 pub mod ring;
 pub mod slots;
@@ -23,5 +27,5 @@ pub mod streamer;
 pub mod chaos;
 pub mod open;
 
-pub use open::{StreamJob, open};
+pub use open::{Route, StreamJob, open, route};
 pub use streamer::{CopyMarks, CopyRecord, Streamer, StreamerParts};

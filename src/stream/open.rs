@@ -1,16 +1,64 @@
-//! Sets streaming up for a loaded model: which host source, how much of it is pinned.
+//! Sets streaming up for a loaded model: which host source works, which queue copies, how much is
+//! pinned.
 
 use super::chaos::Chaos;
 use super::host_tensor::HostTensor;
+use super::memory_facts::MemoryFacts;
 use super::options::{HostSource, StreamOptions};
-use super::pin_budget::PinBudget;
+use super::pin_budget::pin_budget;
 use super::pins::{PinJob, Pins};
+use super::probe::{Measure, Probe, cached_probe, ladder, overrule};
 use super::streamer::{Streamer, StreamerParts};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::progress;
-use crate::vk::Device;
+use crate::vk::{CacheFile, CopyQueue, Device, plan_lanes};
 use std::sync::Arc;
+
+/// How experts get to the device.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Where from.
+    pub source: HostSource,
+    /// Where the copy lane runs; `None`: where the device has it.
+    pub copy_queue: Option<CopyQueue>,
+    /// Speed of the bus, if it was measured.
+    pub link_gbps: Option<f64>,
+}
+
+/// Chooses the host source: the user's, or the first of the ladder that passes a trial on a device of
+/// its own.
+pub fn route(device: &Device, gguf: &Gguf, options: &StreamOptions) -> Result<Route> {
+    let info = device.info();
+    let measure = match options.copy_queue.is_none() && !info.shares_host_memory() {
+        true => Measure::CopyQueues,
+        false => Measure::Nothing,
+    };
+    let cache = CacheFile::User;
+    let tried = |source| cached_probe(device.instance(), info, source, gguf, measure, &cache);
+    let chosen = |source, probe: &Probe| {
+        let copy_queue = options.copy_queue.or_else(|| overrule(info, &probe.copy_gbps));
+        let plan = plan_lanes(info, copy_queue)?;
+        let is_used = |kind| plan_lanes(info, Some(kind)).is_ok_and(|other| other == plan);
+        let used = probe.copy_gbps.iter().find(|(kind, _)| is_used(*kind));
+        Ok(Route { source, copy_queue, link_gbps: used.map(|(_, gbps)| *gbps) })
+    };
+    if let Some(source) = options.host_source {
+        let probe = tried(source);
+        return match probe.usable {
+            true => chosen(source, &probe),
+            false => Err(Error::usage(format!("--host-source {source}"), probe.why)),
+        };
+    }
+    for &source in ladder(info) {
+        let probe = tried(source);
+        if probe.usable {
+            return chosen(source, &probe);
+        }
+        log::info!("host source {source} does not work here: {}", probe.why);
+    }
+    Ok(Route { source: HostSource::Ring, copy_queue: options.copy_queue, link_gbps: None })
+}
 
 /// What there is to stream.
 pub struct StreamJob {
@@ -26,28 +74,24 @@ pub struct StreamJob {
     pub n_slots: u32,
 }
 
-/// Begins to pin the host source, and makes the streamer; `None` where nothing stays on the host.
-pub fn open(job: StreamJob, options: &StreamOptions) -> Result<Option<Streamer>> {
-    if job.tensors.is_empty() {
-        return Ok(None);
-    }
-    let source = options.host_source.unwrap_or(HostSource::Host);
+/// Begins to pin the host source, and makes the streamer.
+pub fn open(job: StreamJob, route: &Route, options: &StreamOptions) -> Result<Streamer> {
+    let facts = MemoryFacts::now(&job.device.memory_budget());
+    let info = job.device.info();
     let total_bytes = job.tensors.iter().map(|t| t.file.bytes()).sum();
-    let budget = PinBudget {
-        bytes: options.pin_max_bytes.unwrap_or(u64::MAX),
-        limited_by: "--pin-max-mib".into(),
-    };
-    let pins = match source {
+    let pins = match route.source {
         HostSource::Ring => None,
         source => Some(Pins::start(PinJob {
             device: job.device.clone(),
             gguf: job.gguf.clone(),
             source,
             tensors: job.tensors.clone(),
-            budget,
+            budget: pin_budget(&facts, info, source, options.pin_max_bytes),
+            memlock_bytes: facts.memlock_bytes,
             bar: progress::bytes_bar("pinning", total_bytes),
         })?),
     };
+    let free_host_bytes = pin_budget(&facts, info, HostSource::Ring, None).bytes;
     Streamer::new(StreamerParts {
         device: job.device,
         gguf: job.gguf,
@@ -55,8 +99,8 @@ pub fn open(job: StreamJob, options: &StreamOptions) -> Result<Option<Streamer>>
         n_used: job.n_used,
         n_slots: job.n_slots,
         pins,
-        free_host_bytes: 8 << 30,
+        free_host_bytes,
+        link_gbps: route.link_gbps,
         chaos: options.chaos.map(Chaos::new),
     })
-    .map(Some)
 }

@@ -9,18 +9,16 @@ use super::chunks::{CHUNK_BYTES, Chunk, ChunkPlan, Content, FileTensor};
 use super::host_tensor::HostTensor;
 use super::options::HostSource;
 use super::packing::{Matrices, Piece, pack};
-use super::pin_budget::PinBudget;
+use super::pin_budget::{Limit, PinBudget, PinReport};
 use super::ring::read_parts;
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, PrivateMapping};
-use crate::plan::Bytes;
 use crate::vk::{Arena, Buffer, Device, HostPages, MemoryKind};
 use indicatif::ProgressBar;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
@@ -51,41 +49,10 @@ pub struct PinJob {
     pub tensors: Vec<HostTensor>,
     /// How much.
     pub budget: PinBudget,
+    /// `RLIMIT_MEMLOCK`, which may explain a refusal.
+    pub memlock_bytes: Option<u64>,
     /// Shows bytes pinned.
     pub bar: ProgressBar,
-}
-
-/// What became of it.
-#[derive(Clone, Debug, Default)]
-pub struct PinReport {
-    /// Bytes of the tensors that are pinned.
-    pub pinned_bytes: u64,
-    /// Bytes of all.
-    pub total_bytes: u64,
-    /// How.
-    pub source: Option<HostSource>,
-    /// Why not all.
-    pub limit: Option<String>,
-    /// How long it took.
-    pub time: Duration,
-}
-
-impl fmt::Display for PinReport {
-    /// `pinned 12.4 of 16.9 GiB (mmap) in 3.1 s; the rest streams through the ring: …`
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let source = self.source.map_or("ring", HostSource::name);
-        write!(
-            f,
-            "pinned {} of {} ({source}) in {:.1} s",
-            Bytes(self.pinned_bytes),
-            Bytes(self.total_bytes),
-            self.time.as_secs_f64()
-        )?;
-        match &self.limit {
-            Some(limit) => write!(f, "; the rest streams through the ring: {limit}"),
-            None => Ok(()),
-        }
-    }
 }
 
 /// The pinning thread. Dropping this stops it after the chunk it is at.
@@ -94,14 +61,12 @@ pub struct Pins {
     thread: Option<JoinHandle<()>>,
 }
 
-#[derive(Default)]
 struct Shared {
     stop: AtomicBool,
     finished: AtomicBool,
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     /// Complete, and not taken yet: index of the tensor.
     ready: Vec<(usize, Pinned)>,
@@ -113,18 +78,24 @@ struct State {
 impl Pins {
     /// Begins to pin.
     pub fn start(job: PinJob) -> Result<Pins> {
-        let shared = Arc::new(Shared::default());
+        let report = PinReport {
+            pinned_bytes: 0,
+            wanted_bytes: job.tensors.iter().map(|t| t.file.bytes()).sum(),
+            source: job.source,
+            limit: job.budget.limited_by.clone(),
+        };
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            finished: AtomicBool::new(false),
+            state: Mutex::new(State { ready: Vec::new(), report, failed: None }),
+        });
         let theirs = shared.clone();
         let work = move || {
             let since = Instant::now();
-            let source = job.source;
             let result = Pinning { job: &job, shared: &theirs }.run();
             let mut state = lock(&theirs.state);
-            state.report.source = Some(source);
-            state.report.total_bytes = job.tensors.iter().map(|t| t.file.bytes()).sum();
-            state.report.time = since.elapsed();
             match result {
-                Ok(()) => log::info!("{}", state.report),
+                Ok(()) => log::info!("{} in {:.1?}", state.report, since.elapsed()),
                 Err(e) => state.failed = Some(e),
             }
             drop(state);
@@ -210,12 +181,7 @@ impl Pinning<'_> {
             }
             _ => ChunkPlan::reads(&files, limit),
         };
-        let n_all = plan.chunks.len();
-        let fits = within(&plan.chunks, job.budget.bytes);
-        plan.chunks.truncate(fits);
-        if fits < n_all {
-            lock(&self.shared.state).report.limit = Some(job.budget.limited_by.to_string());
-        }
+        plan.chunks.truncate(within(&plan.chunks, job.budget.bytes));
         self.pin_all(&plan, &mappings)
     }
 
@@ -265,7 +231,8 @@ impl Pinning<'_> {
             Error::File { .. } | Error::Gguf { .. } => Err(e),
             e => {
                 log::debug!("pinning stopped: {e}");
-                lock(&self.shared.state).report.limit = Some(e.to_string());
+                let memlock_bytes = self.job.memlock_bytes;
+                lock(&self.shared.state).report.limit = Limit::Refused { memlock_bytes };
                 Ok(())
             }
         }

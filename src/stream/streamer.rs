@@ -9,7 +9,8 @@ use super::chaos::Chaos;
 use super::gate::{Access, Gate};
 use super::host_tensor::HostTensor;
 use super::packing::{self, ChunkRegion, Piece};
-use super::pins::{PinReport, Pinned, Pins};
+use super::pin_budget::PinReport;
+use super::pins::{Pinned, Pins};
 use super::ring::{self, Ring};
 use super::rotation::{Copy, Fill, Rotation, Slot};
 use super::slots::{SlotLayout, Slots};
@@ -41,6 +42,8 @@ pub struct StreamerParts {
     pub pins: Option<Pins>,
     /// Host memory that the ring may take a part of.
     pub free_host_bytes: u64,
+    /// Measured speed of the bus.
+    pub link_gbps: Option<f64>,
     /// Disorder for tests.
     pub chaos: Option<Chaos>,
 }
@@ -101,7 +104,7 @@ impl Streamer {
             no_prefetch: false,
             rotation: Rotation::new(parts.n_slots.max(1)),
             ring: None,
-            link_gbps: LINK_GBPS,
+            link_gbps: parts.link_gbps.unwrap_or(LINK_GBPS),
             access: vec![Access::Direct; n],
             uses: Vec::new(),
             use_of: vec![None; n],

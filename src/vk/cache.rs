@@ -26,6 +26,17 @@ pub enum CacheFile {
     None,
 }
 
+impl CacheFile {
+    /// The directory, if there is one.
+    pub fn directory(&self) -> Option<PathBuf> {
+        match self {
+            CacheFile::User => dirs::cache_dir().map(|dir| dir.join("vkmoe")),
+            CacheFile::In(directory) => Some(directory.clone()),
+            CacheFile::None => None,
+        }
+    }
+}
+
 /// Owner of the VkPipelineCache.
 pub(super) struct PipelineCache {
     raw: Arc<RawDevice>,
@@ -37,12 +48,7 @@ pub(super) struct PipelineCache {
 
 impl PipelineCache {
     pub(super) fn open(raw: &Arc<RawDevice>, info: &DeviceInfo, file: &CacheFile) -> Result<Self> {
-        let path = match file {
-            CacheFile::User => dirs::cache_dir().map(|dir| dir.join("vkmoe")),
-            CacheFile::In(directory) => Some(directory.clone()),
-            CacheFile::None => None,
-        }
-        .map(|directory| directory.join(file_name(info)));
+        let path = file.directory().map(|directory| directory.join(file_name(info)));
         let data = path.as_deref().and_then(|path| load(path, info)).unwrap_or_default();
         let create = vk::PipelineCacheCreateInfo::default().initial_data(&data);
         // SAFETY: the device lives as long as `raw`; the data is unchanged since this driver wrote it.
@@ -70,7 +76,7 @@ impl PipelineCache {
         if *saved == Some(hash) {
             return;
         }
-        match store(path, &hash, &data) {
+        match replace_file(path, &[hash.as_bytes().as_slice(), &data].concat()) {
             Ok(()) => *saved = Some(hash),
             Err(error) => log::info!("{}: cannot write: {error}", path.display()),
         }
@@ -116,12 +122,12 @@ fn is_of(data: &[u8], info: &DeviceInfo) -> bool {
 }
 
 /// Writes beside the file and renames, so that a reader never sees half of it.
-fn store(path: &Path, hash: &blake3::Hash, data: &[u8]) -> std::io::Result<()> {
+pub(crate) fn replace_file(path: &Path, data: &[u8]) -> std::io::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
     }
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    fs::write(&temporary, [hash.as_bytes().as_slice(), data].concat())?;
+    fs::write(&temporary, data)?;
     fs::rename(&temporary, path).inspect_err(|_| {
         // The error that matters is the caller's.
         let _ = fs::remove_file(&temporary);

@@ -93,6 +93,15 @@ impl Device {
         }))
     }
 
+    /// This device, or the same opened anew if its copy lane runs on another queue.
+    pub fn with_copy_queue(self: Arc<Self>, queue: CopyQueue) -> Result<Arc<Self>> {
+        if plan_lanes(&self.info, Some(queue))? == self.plan {
+            return Ok(self);
+        }
+        let options = DeviceOptions { copy_queue: Some(queue), ..DeviceOptions::default() };
+        Self::open(&self.instance, &self.info, options)
+    }
+
     /// What was asked when the device was listed; budgets are of then.
     pub fn info(&self) -> &DeviceInfo {
         &self.info

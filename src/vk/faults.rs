@@ -71,7 +71,7 @@ const SWITCHES: &[(&str, Switch)] = &[
 const NUMBERS: &[(&str, u64, Values, Number)] = &[
     ("max-buffer", 1 << 20, Values::Positive, |f| &mut f.max_buffer_bytes),
     ("storage-range", 1 << 20, Values::Positive, |f| &mut f.storage_range_bytes),
-    ("import-alignment", 1 << 10, Values::PowerOfTwo, |f| &mut f.import_alignment_bytes),
+    ("import-alignment", 1 << 10, Values::Alignment, |f| &mut f.import_alignment_bytes),
     ("budget-drops", 1 << 20, Values::Positive, |f| &mut f.budget_drops_bytes),
     ("slot-allocation-fails", 1, Values::NoneOrAny, |f| &mut f.max_slots),
     ("device-lost-after", 1, Values::Positive, |f| &mut f.device_lost_after),
@@ -89,7 +89,8 @@ const PRESETS: &[(&str, &str)] = &[
 #[derive(Clone, Copy)]
 enum Values {
     Positive,
-    PowerOfTwo,
+    /// Up to the largest alignment that Vulkan allows, in KiB.
+    Alignment,
     /// Without a value: 0.
     NoneOrAny,
 }
@@ -98,7 +99,7 @@ impl Values {
     fn allow(self, value: u64) -> bool {
         match self {
             Values::Positive => value > 0,
-            Values::PowerOfTwo => value.is_power_of_two(),
+            Values::Alignment => value.is_power_of_two() && value <= 64,
             Values::NoneOrAny => true,
         }
     }
@@ -106,7 +107,7 @@ impl Values {
     fn words(self) -> &'static str {
         match self {
             Values::Positive => "a number from 1 on",
-            Values::PowerOfTwo => "a power of two",
+            Values::Alignment => "a power of two up to 64",
             Values::NoneOrAny => "a number, or nothing",
         }
     }
@@ -191,12 +192,13 @@ fn number(name: &str, value: Option<&str>, unit: u64, values: Values) -> Result<
         (None, Values::NoneOrAny) => Some(0),
         (value, _) => value.and_then(|value| value.parse::<u64>().ok()),
     };
-    parsed.filter(|&value| values.allow(value)).and_then(|value| value.checked_mul(unit)).ok_or_else(
-        || {
+    parsed
+        .filter(|&value| values.allow(value))
+        .and_then(|value| value.checked_mul(unit))
+        .ok_or_else(|| {
             let found = value.map_or("no value".to_owned(), |value| format!("`{value}`"));
             Error::usage(VARIABLE, format!("`{name}` takes {}, not {found}", values.words()))
-        },
-    )
+        })
 }
 
 fn unknown(item: &str) -> Error {
@@ -428,7 +430,7 @@ mod tests {
         );
         assert_eq!(
             problem("import-alignment=3"),
-            "VKMOE_FAULTS: `import-alignment` takes a power of two, not `3`"
+            "VKMOE_FAULTS: `import-alignment` takes a power of two up to 64, not `3`"
         );
         for list in ["device-lost-after=0", "max-buffer=-1", "max-buffer=99999999999999999"] {
             assert!(problem(list).starts_with("VKMOE_FAULTS: `"), "{list}");

@@ -24,6 +24,10 @@ use crate::{Error, Result};
 const HANDLE: vk::ExternalMemoryHandleTypeFlags =
     vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT;
 
+/// The largest alignment that the specification allows a driver to ask for, and that owners of pages
+/// take care of.
+const MAX_ALIGNMENT: u64 = 64 << 10;
+
 /// Memory of this process that a device may read.
 ///
 /// # Safety
@@ -63,6 +67,10 @@ impl Buffer {
         if device.raw().import().is_none() || limits.import_alignment == 0 {
             let problem = " (the driver lacks VK_EXT_external_memory_host)";
             return refuse(problem, vk::Result::ERROR_EXTENSION_NOT_PRESENT);
+        }
+        if limits.import_alignment > MAX_ALIGNMENT {
+            let problem = format!(" (the driver aligns to {} bytes)", limits.import_alignment);
+            return refuse(&problem, vk::Result::ERROR_INVALID_EXTERNAL_HANDLE);
         }
         let slice = aligned(pages.bytes(), &range, limits.import_alignment);
         let bytes = slice.len() as u64;
@@ -220,7 +228,10 @@ mod tests {
     use super::*;
 
     fn types(flags: &[vk::MemoryPropertyFlags]) -> Vec<vk::MemoryType> {
-        flags.iter().map(|&property_flags| vk::MemoryType { property_flags, heap_index: 0 }).collect()
+        flags
+            .iter()
+            .map(|&property_flags| vk::MemoryType { property_flags, heap_index: 0 })
+            .collect()
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ash::vk;
+use serde::{Deserialize, Serialize};
 
 use super::info::{DeviceInfo, DeviceKind, QueueFamily, Vendor};
 use crate::{Error, Result};
@@ -34,7 +35,8 @@ impl Lane {
 }
 
 /// Where the copy lane runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum CopyQueue {
     /// On the compute lane's queue.
     Same,
@@ -45,6 +47,10 @@ pub enum CopyQueue {
 }
 
 impl CopyQueue {
+    /// All.
+    pub const ALL: [CopyQueue; 3] =
+        [CopyQueue::Same, CopyQueue::SecondCompute, CopyQueue::Transfer];
+
     /// As on the command line: `transfer`.
     pub fn name(self) -> &'static str {
         match self {
