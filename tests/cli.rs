@@ -380,7 +380,7 @@ fn a_plan_names_every_byte() {
 
 #[test]
 fn a_plan_is_drawn() {
-    let flags = ["--vram-limit", "16", "-ncmoe", "2", "--prefetch-experts-slots", "2"];
+    let flags = ["--vram-limit", "40", "-ncmoe", "2", "--prefetch-experts-slots", "2"];
     let text = vkmoe(&[&["plan"], &SMALL[..], &flags].concat()).succeeded();
     assert!(!text.contains('\x1b'), "colours go to terminals only");
     let lines: Vec<&str> = text.lines().collect();
@@ -419,9 +419,12 @@ fn flags_decide_what_goes_where() {
     assert_eq!(experts(&["-ngl", "3"]), "hhhhvv");
     assert_eq!(experts(&["-ngl", "0"]), "hhhhhh");
     assert_eq!(experts(&["-cmoe", "-ot", "blk.[35].ffn_.*_exps=Vulkan0"]), "hhhvhv");
-    // The fit goes around what is fixed: the first layer stays, others go.
-    let around = experts(&[&SMALL[..], &["--vram-limit", "16", "-ot", r"blk\.0\.=VRAM"]].concat());
-    assert_eq!(around, "vhvvvv");
+    // The fit goes around what is fixed: the first layer stays, the next ones go. How many depends on
+    // the device's activations.
+    let flags = ["--vram-limit", "14", "--prefetch-experts-slots", "0", "-ot", r"blk\.0\.=VRAM"];
+    let around = experts(&[&SMALL[..], &flags].concat());
+    assert!(around.starts_with("vh") && around.ends_with('v'), "{around}");
+    assert!(!around.trim_end_matches('v').trim_start_matches('v').contains('v'), "{around}");
 
     let plan = plan(&["-ot", "token_embd=CPU,attn=HOST"]);
     assert_eq!(places(&plan, "token_embd"), ["HOST"]);
