@@ -103,7 +103,8 @@ pub struct EngineArgs {
     /// Keep the experts of all layers in host memory [short: -cmoe]
     #[arg(long, help_heading = PLACEMENT)]
     pub cpu_moe: bool,
-    /// Keep the experts of the first N layers in host memory [short: -ncmoe]
+    /// Keep the experts of the first N layers in host memory; of more if the rest does not fit and -ngl
+    /// does not hold it [short: -ncmoe]
     #[arg(long, value_name = "N", help_heading = PLACEMENT)]
     pub n_cpu_moe: Option<u32>,
     /// Where tensors go whose names match; the first rule that matches decides; may be given several

@@ -50,7 +50,14 @@ impl Ran {
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vkmoe"));
     command.args(args).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
-    for name in ["RUST_LOG", "GGML_VK_VISIBLE_DEVICES", "VKMOE_VALIDATION"] {
+    for name in [
+        "RUST_LOG",
+        "GGML_VK_VISIBLE_DEVICES",
+        "GGML_VK_REGISTER_HOST",
+        "GGML_CUDA_REGISTER_HOST",
+        "GGML_SCHED_PREFETCH_EXPERTS",
+        "VKMOE_VALIDATION",
+    ] {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());
@@ -161,11 +168,41 @@ fn flags_out_of_range_are_named() {
         ["-c", "-1"],
         ["--vram-limit", "0"],
         ["-s", "-2"],
+        ["-ngl", "many"],
+        ["-ngl", "-2"],
+        ["-ncmoe", "-1"],
+        ["-fitt", "1.5"],
+        ["-ot", "exps"],
+        ["-ot", "exps=DISK"],
+        ["-ot", "blk\\.(=HOST"],
+        ["--host-source", "tape"],
+        ["--prefetch-experts-slots", "9"],
+        ["--pin-max-mib", "all"],
+        ["--copy-queue", "fast"],
     ] {
         let ran = vkmoe(&["run", args[0], args[1], "hi"]);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{args:?}");
         assert!(ran.err.contains(args[1]), "{}", ran.err);
     }
+}
+
+/// The reason, for a number that looks as good as any other.
+#[test]
+fn one_staging_slot_is_refused_with_the_reason() {
+    let ran = vkmoe(&["plan", "--prefetch-experts-slots", "1"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""));
+    assert!(ran.err.contains("no copy could run beside the kernel"), "{}", ran.err);
+}
+
+#[test]
+fn variables_that_cannot_be_used_are_named() {
+    let run = |env: &[(&str, &str)]| {
+        Ran::from(command(&["plan"]).envs(env.iter().copied()).output().unwrap())
+    };
+    run(&[("GGML_VK_REGISTER_HOST", "on")]).failed(&["GGML_VK_REGISTER_HOST", "`on`"]);
+    run(&[("GGML_VK_REGISTER_HOST", "0"), ("GGML_CUDA_REGISTER_HOST", "1")])
+        .failed(&["GGML_VK_REGISTER_HOST", "contradicts GGML_CUDA_REGISTER_HOST"]);
+    run(&[("GGML_SCHED_PREFETCH_EXPERTS", "9")]).failed(&["GGML_SCHED_PREFETCH_EXPERTS", "`9`"]);
 }
 
 #[test]
@@ -322,7 +359,7 @@ fn stop_texts_and_limits_end_the_answer() {
 fn what_does_not_fit_is_refused_with_a_flag_that_helps() {
     vkmoe(&["run", SUM, "-c", "2"]).failed(&["context", "-c "]);
     vkmoe(&["run", SUM, "-c", "4294967295"]).failed(&["-c"]);
-    vkmoe(&["run", SUM, "--vram-limit", "1"]).failed(&["out of memory", "-c"]);
+    vkmoe(&["run", SUM, "--vram-limit", "1"]).failed(&["out of memory", "--vram-limit "]);
     vkmoe(&["logits", "--tokens", "1,4294967295"]).failed(&["4294967295", "vocabulary"]);
     piped(&["run"], "many words ".repeat(10_000).as_bytes()).failed(&["context", "-c "]);
 }
@@ -354,4 +391,175 @@ fn a_chat_reads_its_messages_from_a_pipe() {
     let (first, second) = answers.split_at(answers.len() / 2);
     assert!(!first.is_empty());
     assert_eq!(first, second, "a cleared conversation starts anew");
+}
+
+// ---------------------------------------------------------------- plans, with a device
+
+/// A plan as JSON.
+fn plan(flags: &[&str]) -> serde_json::Value {
+    let json = vkmoe(&[&["plan", "--json"], flags].concat()).succeeded();
+    serde_json::from_str(&json).unwrap()
+}
+
+/// Sum of the parts of a heap, its budget left out.
+fn parts_sum(heap: &serde_json::Value) -> u64 {
+    let parts = heap.as_object().unwrap().iter().filter(|(name, _)| *name != "budget");
+    parts.map(|(_, bytes)| bytes.as_u64().unwrap()).sum()
+}
+
+/// The places of the tensors whose names contain `what`.
+fn places<'a>(plan: &'a serde_json::Value, what: &str) -> Vec<&'a str> {
+    let tensors = plan["tensors"].as_array().unwrap().iter();
+    let named = tensors.filter(|t| t["name"].as_str().unwrap().contains(what));
+    named.map(|t| t["place"].as_str().unwrap()).collect()
+}
+
+/// Contexts and ubatches that leave the demo model (13 MB) about 16 MiB of need.
+const SMALL: [&str; 4] = ["-c", "512", "-ub", "64"];
+
+#[test]
+fn a_plan_names_every_byte() {
+    for flags in [&[][..], &["--vram-limit", "16"], &["-cmoe", "--prefetch-experts-slots", "3"]] {
+        let plan = plan(&[&SMALL, flags].concat());
+        for heap in ["device_bytes", "host_bytes"] {
+            assert_eq!(parts_sum(&plan[heap]), plan[heap]["budget"].as_u64().unwrap(), "{heap}");
+        }
+        let of_layers = |heap: &str, part: &str| -> u64 {
+            let layers = plan["layers"].as_array().unwrap().iter();
+            layers.filter_map(|l| l[heap][part].as_u64()).sum()
+        };
+        for (heap, part) in [
+            ("device_bytes", "dense_weights"),
+            ("device_bytes", "experts"),
+            ("device_bytes", "kv_cache"),
+            ("host_bytes", "experts"),
+        ] {
+            assert_eq!(of_layers(heap, part), plan[heap][part].as_u64().unwrap(), "{heap} {part}");
+        }
+    }
+    let plan = plan(&[&SMALL[..], &["--vram-limit", "16", "-fitt", "1"]].concat());
+    assert_eq!(plan["device_bytes"]["budget"], 16 << 20);
+    assert_eq!(plan["device_bytes"]["margin"], 1 << 20);
+}
+
+#[test]
+fn a_plan_is_drawn() {
+    let flags = ["--vram-limit", "40", "-ncmoe", "2", "--prefetch-experts-slots", "2"];
+    let text = vkmoe(&[&["plan"], &SMALL[..], &flags].concat()).succeeded();
+    assert!(!text.contains('\x1b'), "colours go to terminals only");
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].ends_with("qwen3moe, 6 layers, 16 experts, 4 used"), "{text}");
+    assert!(lines[1].ends_with("context 512, ubatch 64"), "{text}");
+    let legend = ["█ dense weights", "▓ experts", "▒ KV cache", "▚ activations", "▞ staging slots"];
+    for name in legend.into_iter().chain(["▖ gaps", "░ margin", "· free", "  in all"]) {
+        assert!(lines.iter().any(|l| l.starts_with(name)), "no `{name}` in\n{text}");
+    }
+    assert!(text.contains("2 × 576.5 KiB"), "{text}");
+    // One bar for each heap, as long as a line, of nothing but parts.
+    let is_bar = |l: &&&str| l.chars().all(|c| "█▓▒▚▞▖░▤·".contains(c)) && !l.is_empty();
+    let bars: Vec<usize> = lines.iter().filter(is_bar).map(|l| l.chars().count()).collect();
+    assert_eq!(bars, [100, 100], "{text}");
+    // The first two layers have experts on the host only, the others on the device only.
+    let layers = lines.iter().position(|l| l.starts_with("layer")).unwrap() + 1;
+    for (il, line) in lines[layers..layers + 6].iter().enumerate() {
+        assert!(line.trim_start().starts_with(&il.to_string()), "{line}");
+        let sides = line.matches("iB").count();
+        assert_eq!((sides, line.contains('▓')), (1 + usize::from(il < 2), true), "{line}");
+    }
+    assert!(lines[layers + 6].starts_with("other"), "{text}");
+    assert!(lines.iter().all(|l| l.chars().count() <= 100), "{text}");
+}
+
+#[test]
+fn flags_decide_what_goes_where() {
+    let experts = |flags: &[&str]| -> String {
+        let plan = plan(flags);
+        let gates = places(&plan, "ffn_gate_exps");
+        gates.iter().map(|place| if *place == "HOST" { 'h' } else { 'v' }).collect()
+    };
+    assert_eq!(experts(&[]), "vvvvvv");
+    assert_eq!(experts(&["-ngl", "99", "-cmoe"]), "hhhhhh");
+    assert_eq!(experts(&["-ncmoe", "2"]), "hhvvvv");
+    assert_eq!(experts(&["-ngl", "3"]), "hhhhvv");
+    assert_eq!(experts(&["-ngl", "0"]), "hhhhhh");
+    assert_eq!(experts(&["-cmoe", "-ot", "blk.[35].ffn_.*_exps=Vulkan0"]), "hhhvhv");
+    // The fit goes around what is fixed: the first layer stays, the next ones go. How many depends on
+    // the device's activations.
+    let flags = ["--vram-limit", "14", "--prefetch-experts-slots", "0", "-ot", r"blk\.0\.=VRAM"];
+    let around = experts(&[&SMALL[..], &flags].concat());
+    assert!(around.starts_with("vh") && around.ends_with('v'), "{around}");
+    assert!(!around.trim_end_matches('v').trim_start_matches('v').contains('v'), "{around}");
+
+    let plan = plan(&["-ot", "token_embd=CPU,attn=HOST"]);
+    assert_eq!(places(&plan, "token_embd"), ["HOST"]);
+    assert!(places(&plan, "attn").iter().all(|place| *place == "HOST"));
+    assert!(places(&plan, "ffn").iter().all(|place| *place == "VRAM"));
+
+    let idle = vkmoe(&["plan", "--json", "-ot", "nothing=HOST"]);
+    assert_eq!(idle.err.lines().count(), 1, "{}", idle.err);
+    assert!(idle.err.starts_with("warning: -ot nothing=HOST: no tensor"), "{}", idle.err);
+    idle.succeeded();
+}
+
+#[test]
+fn slots_come_from_flag_or_variable() {
+    let slots = |flags: &[&str], env: &str| {
+        let mut command = command(&[&["plan", "--json", "-cmoe"], flags].concat());
+        let ran = Ran::from(command.env("GGML_SCHED_PREFETCH_EXPERTS", env).output().unwrap());
+        let plan: serde_json::Value = serde_json::from_str(&ran.succeeded()).unwrap();
+        plan["n_slots"].as_u64().unwrap()
+    };
+    assert_eq!(slots(&[], "1"), 3);
+    assert_eq!(slots(&[], "5"), 5);
+    assert_eq!(slots(&[], "0"), 0);
+    assert_eq!(slots(&["--prefetch-experts-slots", "2"], "5"), 2);
+}
+
+/// Flags that a refusal advises, each way with its values.
+fn advised(refusal: &str) -> Vec<Vec<String>> {
+    let (_, hint) = refusal.trim_end().split_once("; ").unwrap();
+    let ways = hint.strip_suffix(" would do").unwrap().replace(" or ", ", ");
+    ways.split(", ").map(|way| way.split(' ').map(str::to_owned).collect()).collect()
+}
+
+/// Every way that a refusal names works when it is gone: flags that were there get the new value.
+#[test]
+fn what_a_refusal_advises_works() {
+    let refused: [&[&str]; 6] = [
+        &["--vram-limit", "1"],
+        &["--vram-limit", "16"],
+        &["--vram-limit", "12", "-ngl", "all", "-c", "256", "-ub", "16"],
+        &["--vram-limit", "9", "-c", "1024", "-ub", "64", "--prefetch-experts-slots", "8"],
+        &["--vram-limit", "13", "-c", "512", "-ub", "64", "-ot", "exps=VRAM"],
+        &["--vram-limit", "16", "-c", "512", "-ub", "64", "--fit-target", "12"],
+    ];
+    for flags in refused {
+        let ran = vkmoe(&[&["plan"], flags].concat());
+        let ways = advised(&ran.err);
+        ran.failed(&["out of memory"]);
+        for way in ways {
+            if way[0] == "leaving" {
+                assert_eq!(way.join(" "), "leaving out -ot exps=VRAM");
+                continue;
+            }
+            // Rules add up; any other flag is given once.
+            let replaced = |flag: &str| flag != "-ot" && way.iter().any(|w| w == flag);
+            let kept = flags.chunks(2).filter(|pair| !replaced(pair[0])).flatten().copied();
+            let line: Vec<&str> = kept.chain(way.iter().map(String::as_str)).collect();
+            plan(&line);
+        }
+    }
+}
+
+/// Where weights lie changes no bit of a result: also dense ones that kernels read over the bus.
+#[test]
+fn placement_changes_no_logit() {
+    let logits = |flags: &[&str]| {
+        let tokens = ["logits", "--tokens", "1 2 3 4 5 6 7 8 9", "--json", "-c", "256"];
+        vkmoe(&[&tokens, flags].concat()).succeeded()
+    };
+    let resident = logits(&[]);
+    for flags in [&["-ncmoe", "3"][..], &["-ngl", "0"], &["-ot", ".=HOST"], &["-ot", "up=CPU"]] {
+        assert!(logits(flags) == resident, "{flags:?}");
+    }
 }

@@ -4,7 +4,7 @@
 //! host memory, as few layers as possible; what the user fixes stays where the user put it.
 //!
 //! Reading order: the words below; [`options`] is what the user may ask for, [`overrides`] the
-//! syntax of `--override-tensor`, [`mod@place`] decides, [`usage`] adds up what a plan uses for tables
+//! syntax of `--override-tensor`, `place` decides, [`usage`] adds up what a plan uses for tables
 //! and bars.
 
 pub mod options;
