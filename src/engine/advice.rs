@@ -4,7 +4,7 @@
 use super::EngineOptions;
 use crate::exec::kv::KvType;
 use crate::plan::{CpuMoe, GpuLayers, Overrides, Place, PlacementOptions};
-use crate::stream::options::{HostSource, MIN_SLOTS, SlotCount, StreamOptions};
+use crate::stream::options::{MIN_SLOTS, SlotCount, StreamOptions};
 
 /// What is known beside the options.
 pub(super) struct Situation {
@@ -22,10 +22,9 @@ type Change = (String, EngineOptions);
 type Kind = fn(&EngineOptions, &Situation) -> Vec<Change>;
 
 /// One change at a time; those that cost least come first.
-const SINGLE: [Kind; 10] = [
+const SINGLE: &[Kind] = &[
     fewer_slots,
     layers_on_host,
-    other_source,
     smaller_margin,
     without_vram_rules,
     smaller_ubatch,
@@ -85,13 +84,6 @@ fn layers_on_host(o: &EngineOptions, s: &Situation) -> Vec<Change> {
         (flags, placed(o, PlacementOptions { cpu_moe: CpuMoe::First(n), ..p.clone() }))
     };
     (0..=s.n_layer).map(change).collect()
-}
-
-/// Through the ring nothing but the ring is pinned.
-fn other_source(o: &EngineOptions, _: &Situation) -> Vec<Change> {
-    let mut changed = o.clone();
-    changed.stream.host_source = Some(HostSource::Ring);
-    vec![("--host-source ring".into(), changed)]
 }
 
 fn smaller_margin(o: &EngineOptions, _: &Situation) -> Vec<Change> {
@@ -260,8 +252,6 @@ mod tests {
         assert_eq!(hint_if(&o, limit), "; --vram-limit 72 would do");
         let embedding = |o: &EngineOptions| o.placement.overrides.place("token_embd").is_some();
         assert_eq!(hint_if(&o, embedding), "; -ot token_embd=HOST would do");
-        let ring = |o: &EngineOptions| o.stream.host_source == Some(HostSource::Ring);
-        assert_eq!(hint_if(&o, ring), "; --host-source ring would do");
         Ok(())
     }
 

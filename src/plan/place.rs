@@ -4,7 +4,7 @@ use super::options::n_layers;
 use super::{Budget, Bytes, Needs, Place, PlacementOptions, Plan, Sharing};
 use crate::error::{Error, Result};
 use crate::model::weights::{Role, WeightInfo};
-use crate::stream::options::{AUTO_SLOTS, HostSource, MIN_SLOTS, SlotCount, StreamOptions};
+use crate::stream::options::{AUTO_SLOTS, MIN_SLOTS, SlotCount, StreamOptions};
 
 /// Beside the tensor a slot holds what aligning its start costs, and the bytes that kernels may read
 /// behind its end.
@@ -23,9 +23,8 @@ pub fn place(
     placement: &PlacementOptions,
     stream: &StreamOptions,
 ) -> Result<Plan> {
-    let pageable = stream.host_source == Some(HostSource::Ring);
     let fixed = placement.fixed(weights);
-    let job = Job { weights, fixed, needs, budget, pageable };
+    let job = Job { weights, fixed, needs, budget };
     let (rather, last): (&[u32], u32) = match stream.slots {
         SlotCount::Fixed(n) => (&[], n),
         SlotCount::Auto if budget.sharing == Sharing::None => (&[AUTO_SLOTS, MIN_SLOTS], 0),
@@ -42,8 +41,6 @@ struct Job<'a> {
     fixed: Vec<Option<Place>>,
     needs: Needs,
     budget: Budget,
-    /// Experts in host memory stay in the page cache, and need no memory of their own.
-    pageable: bool,
 }
 
 impl Job<'_> {
@@ -108,9 +105,10 @@ impl Job<'_> {
         plan.device_bytes().saturating_add(self.needs.margin_bytes)
     }
 
+    /// Experts are not counted: those that cannot be pinned stay in the page cache.
     fn check_host(&self, plan: Plan) -> Result<Plan> {
-        let pinned = |w: &&WeightInfo| w.role != Role::Experts || !self.pageable;
-        let weights = self.placed(&plan.places, Place::Host).filter(pinned);
+        let loaded = |w: &&WeightInfo| w.role != Role::Experts;
+        let weights = self.placed(&plan.places, Place::Host).filter(loaded);
         let needed_bytes = weights.map(WeightInfo::bytes).sum();
         let available_bytes = match self.budget.sharing {
             Sharing::Heap => self.budget.host_bytes.saturating_sub(self.device_needs(&plan)),
@@ -119,10 +117,7 @@ impl Job<'_> {
         if needed_bytes <= available_bytes {
             return Ok(plan);
         }
-        let what = match plan.n_host_layers {
-            0 => "what is in host memory".to_string(),
-            n => format!("what is in host memory (experts of {n} layers)"),
-        };
+        let what = "what -ot puts into host memory beside experts".into();
         Err(Error::OutOfMemory { what, needed_bytes, available_bytes, hint: String::new() })
     }
 
@@ -247,12 +242,7 @@ pub(super) mod tests {
             1 => Just(SlotCount::Fixed(0)),
             2 => (2u32..9).prop_map(SlotCount::Fixed),
         ];
-        let source = prop_oneof![3 => Just(None), 1 => Just(Some(HostSource::Ring))];
-        (slots, source).prop_map(|(slots, host_source)| StreamOptions {
-            slots,
-            host_source,
-            ..StreamOptions::default()
-        })
+        slots.prop_map(|slots| StreamOptions { slots, ..StreamOptions::default() })
     }
 
     fn budgets() -> impl Strategy<Value = Budget> {
@@ -314,12 +304,8 @@ pub(super) mod tests {
             prop_assert!(used <= case.budget.device_bytes);
             let host: u64 = on_host().map(|(w, _)| w.bytes()).sum();
             prop_assert_eq!(host, plan.host_weight_bytes);
-            let paged: u64 = match case.stream.host_source {
-                Some(HostSource::Ring) => {
-                    on_host().filter(|(w, _)| w.role == Role::Experts).map(|(w, _)| w.bytes()).sum()
-                }
-                _ => 0,
-            };
+            let paged: u64 =
+                on_host().filter(|(w, _)| w.role == Role::Experts).map(|(w, _)| w.bytes()).sum();
             let beside = if case.budget.sharing == Sharing::Heap { used } else { 0 };
             prop_assert!(host - paged + beside <= case.budget.host_bytes.max(beside));
 
@@ -362,8 +348,7 @@ pub(super) mod tests {
                 };
                 let Some(n) = (0..=10).find(fits) else { continue };
                 let places = case.places(n);
-                let ring = case.stream.host_source == Some(HostSource::Ring);
-                let counted = |w: &&WeightInfo| w.role != Role::Experts || !ring;
+                let counted = |w: &&WeightInfo| w.role != Role::Experts;
                 let placed = case.weights.iter().zip(&places);
                 let host = placed.filter(|(_, p)| **p == Place::Host).map(|(w, _)| w);
                 let host: u64 = host.filter(counted).map(WeightInfo::bytes).sum();
@@ -431,12 +416,11 @@ pub(super) mod tests {
                      20.6 KiB, 19.5 KiB are free";
         assert_eq!(refused, Err(words.to_string()));
         case.placement.gpu_layers = GpuLayers::Last(0);
-        case.budget = Budget { host_bytes: 19_999, ..case.budget };
+        case.budget = Budget { host_bytes: 500, ..case.budget };
+        assert!(case.place().is_ok(), "experts need not be pinned");
+        case.placement.overrides = "attn=HOST".parse().unwrap_or_default();
         let refused = case.place().map(|_| ()).map_err(|e| e.to_string());
-        let words = "out of memory: what is in host memory (experts of 2 layers) needs 19.5 KiB, \
-                     19.5 KiB are free";
-        assert_eq!(refused, Err(words.to_string()));
-        case.stream.host_source = Some(HostSource::Ring);
-        assert!(case.place().is_ok(), "through the ring nothing is pinned");
+        let words = "out of memory: what -ot puts into host memory beside experts needs";
+        assert!(refused.is_err_and(|e| e.starts_with(words)));
     }
 }

@@ -3,9 +3,6 @@
 use super::packing::{Matrices, Piece, TAIL_BYTES, pack};
 use std::ops::Range;
 
-/// Chunks are no larger, unless a single matrix is: drivers cut sizes to 32 bits, or refuse more.
-pub const CHUNK_BYTES: u64 = 1 << 30;
-
 /// An expert tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileTensor {

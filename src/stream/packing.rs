@@ -9,6 +9,8 @@ use std::ops::Range;
 
 /// Readable bytes behind every matrix.
 pub const TAIL_BYTES: u64 = 64;
+/// Chunks are no larger, unless a single matrix is: drivers cut sizes to 32 bits, or refuse more.
+pub const CHUNK_BYTES: u64 = 1 << 30;
 /// A weight starts at a multiple of this, plus its phase. Experts follow each other without gaps, as
 /// in the file.
 pub const WEIGHT_ALIGN: u64 = 256;

@@ -5,7 +5,7 @@
 //! (reading the file, or copying its pages) and one inside the driver (pinning pages). So one chunk's
 //! second step runs beside the next one's first.
 
-use super::chunks::{CHUNK_BYTES, Chunk, ChunkPlan, Content, FileTensor};
+use super::chunks::{Chunk, ChunkPlan, Content, FileTensor};
 use super::host_tensor::HostTensor;
 use super::options::HostSource;
 use super::packing::{Matrices, Piece, pack};
@@ -21,6 +21,8 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// Chunks are no larger, so that the first tensors can soon be read where they are.
+const PIN_CHUNK_BYTES: u64 = 256 << 20;
 
 /// A tensor that the device can read in host memory.
 pub struct Pinned {
@@ -168,20 +170,22 @@ impl Pinning<'_> {
     fn run(&self) -> Result<()> {
         let job = self.job;
         let files: Vec<FileTensor> = job.tensors.iter().map(|t| t.file).collect();
+        let files = &files[..within(files.iter().map(FileTensor::bytes), job.budget.bytes)];
         let limits = &job.device.info().limits;
         // An arena is rounded up to whole huge pages.
-        let limit = CHUNK_BYTES.min(limits.buffer_bytes).min(limits.allocation_bytes);
+        let limit = PIN_CHUNK_BYTES.min(limits.buffer_bytes).min(limits.allocation_bytes);
         let limit = limit / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         let mappings = self.mappings()?;
         let mut plan = match job.source {
             HostSource::Mmap => {
                 let page = limits.import_alignment.max(1);
                 let mapped: Vec<u64> = mappings.iter().map(|m| m.bytes().len() as u64).collect();
-                ChunkPlan::pages(&files, page, limit, &mapped)
+                ChunkPlan::pages(files, page, limit, &mapped)
             }
-            _ => ChunkPlan::reads(&files, limit),
+            _ => ChunkPlan::reads(files, limit),
         };
-        plan.chunks.truncate(within(&plan.chunks, job.budget.bytes));
+        // With whole pages and gaps it may be more than the tensors alone.
+        plan.chunks.truncate(within(plan.chunks.iter().map(|c| c.bytes), job.budget.bytes));
         self.pin_all(&plan, &mappings)
     }
 
@@ -338,12 +342,11 @@ impl Pinning<'_> {
     }
 }
 
-/// How many chunks from the first fit into a budget.
-fn within(chunks: &[Chunk], budget_bytes: u64) -> usize {
-    let mut sum = 0u64;
-    let fits = |chunk: &&Chunk| {
-        sum = sum.saturating_add(chunk.bytes);
-        sum <= budget_bytes
-    };
-    chunks.iter().take_while(fits).count()
+/// How many sizes from the first on fit into a budget together.
+fn within(sizes: impl Iterator<Item = u64>, budget_bytes: u64) -> usize {
+    let sums = sizes.scan(0u64, |sum, bytes| {
+        *sum = sum.saturating_add(bytes);
+        Some(*sum)
+    });
+    sums.take_while(|&sum| sum <= budget_bytes).count()
 }
