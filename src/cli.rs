@@ -1,6 +1,8 @@
 //! The command line: clap definitions only. Names are llama.cpp's; its short names of several
 //! letters (`-ub`, `-ctk`), which clap does not know, are spelled out first by [`expand`].
 
+pub mod bench;
+
 use crate::synth::mix::Mix;
 use crate::synth::presets::PRESETS;
 use clap::builder::PossibleValuesParser;
@@ -18,6 +20,9 @@ const SHORT_NAMES: &[(&str, &str)] = &[
     ("-no-cnv", "--raw"),
     ("-cnv", "--chat"),
     ("-ngl", "--n-gpu-layers"),
+    ("-ncmoe", "--n-cpu-moe"),
+    ("-ot", "--override-tensor"),
+    ("-pg", "--prompt-gen"),
 ];
 
 /// Replaces short names of several letters by the long ones. Stops at `--`.
@@ -55,6 +60,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// List Vulkan devices, their limits, and what the engine would use
     Devices(DevicesArgs),
+    /// Measure the speed of models, as llama-bench does
+    Bench(bench::BenchArgs),
     /// Write a model with a real one's shape and random weights, to measure speed with
     Synth(SynthArgs),
 }

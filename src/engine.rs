@@ -12,6 +12,7 @@ use crate::model::{Model, PassShape};
 use crate::plan::{self, Budget, Needs, Plan};
 use crate::progress;
 use crate::stream::options::StreamOptions;
+use crate::stream::stats::StreamStats;
 use crate::vk::{self, Device, DeviceOptions, Instance, InstanceOptions, Validation};
 use std::path::Path;
 use std::sync::Arc;
@@ -73,6 +74,7 @@ pub struct Engine {
     kv_shape: KvShape,
     n_ubatch: u32,
     hash_logits: bool,
+    stats: StreamStats,
     // Dropped before the weights that its recorded commands use.
     executor: Executor,
     residency: Residency,
@@ -134,6 +136,7 @@ impl Engine {
             kv_shape,
             n_ubatch,
             hash_logits,
+            stats: StreamStats::default(),
             executor,
             residency,
         })
@@ -162,6 +165,11 @@ impl Engine {
     /// Context of a session, in tokens.
     pub fn n_ctx(&self) -> u32 {
         self.kv_shape.n_ctx
+    }
+
+    /// What streaming did since the last call.
+    pub fn take_stats(&mut self) -> StreamStats {
+        std::mem::take(&mut self.stats)
     }
 
     /// A new session with an empty cache.

@@ -1,6 +1,7 @@
 //! The commands, one file each. No engine logic here: they open an [`Engine`], feed it tokens and
 //! print.
 
+mod bench;
 mod demo;
 mod devices;
 mod inspect;
@@ -37,6 +38,7 @@ pub fn execute(command: Command) -> Result<ExitCode> {
         Command::Tokenize(args) => tokenize::run(&args).map(done),
         Command::Inspect(args) => inspect::run(&args).map(done),
         Command::Devices(args) => devices::run(&args).map(done),
+        Command::Bench(args) => bench::run(&args),
         Command::Synth(args) => synth::run(&args).map(done),
     };
     match result {
