@@ -1,6 +1,8 @@
 //! The command line: clap definitions only. Names are llama.cpp's; its short names of several
 //! letters (`-ub`, `-ctk`), which clap does not know, are spelled out first by [`expand`].
 
+pub mod bench;
+
 use crate::plan::{GpuLayers, Overrides};
 use crate::stream::options::{MAX_SLOTS, MIN_SLOTS};
 use crate::synth::mix::Mix;
@@ -24,6 +26,7 @@ const SHORT_NAMES: &[(&str, &str)] = &[
     ("-ncmoe", "--n-cpu-moe"),
     ("-ot", "--override-tensor"),
     ("-fitt", "--fit-target"),
+    ("-pg", "--prompt-gen"),
 ];
 
 const PLACEMENT: &str = "Placement";
@@ -68,6 +71,8 @@ pub enum Command {
     Devices(DevicesArgs),
     /// Draw a trace of a run, or list where its time went
     Trace(TraceArgs),
+    /// Measure the speed of models, as llama-bench does
+    Bench(bench::BenchArgs),
     /// Write a model with a real one's shape and random weights, to measure speed with
     Synth(SynthArgs),
 }

@@ -1,6 +1,7 @@
 //! The commands, one file each. No engine logic here: they open an [`Engine`], feed it tokens and
 //! print.
 
+mod bench;
 mod demo;
 mod devices;
 mod inspect;
@@ -41,6 +42,7 @@ pub fn execute(command: Command) -> Result<ExitCode> {
         Command::Plan(args) => plan::run(&args).map(done),
         Command::Devices(args) => devices::run(&args).map(done),
         Command::Trace(args) => trace::run(&args).map(done),
+        Command::Bench(args) => bench::run(&args),
         Command::Synth(args) => synth::run(&args).map(done),
     };
     match result {

@@ -1,7 +1,7 @@
 //! A model's metadata, as llama.cpp's converter writes it (`conversion/*.py`), and a vocabulary of
 //! bytes, padded to the model's size: text goes in and out, though what comes out means nothing.
 
-use super::mix::Mix;
+use super::Synth;
 use super::presets::{Arch, DeltaNet, Shape};
 use crate::gguf::{Array, Value};
 
@@ -16,9 +16,10 @@ const CONTROL: i32 = 3;
 const UNUSED: i32 = 5;
 
 /// All keys in order.
-pub(super) fn keys(title: &str, shape: &Shape, mix: Mix) -> Vec<(String, Value)> {
+pub(super) fn keys(synth: &Synth) -> Vec<(String, Value)> {
+    let shape = &synth.shape;
     let mut keys = Keys { arch: shape.arch.name(), list: Vec::new() };
-    keys.general(title, mix);
+    keys.general(synth);
     keys.shape(shape);
     match &shape.arch {
         Arch::Qwen3Moe => {}
@@ -59,11 +60,12 @@ impl Keys {
         self.own(key, Value::F32(x));
     }
 
-    fn general(&mut self, title: &str, mix: Mix) {
+    fn general(&mut self, synth: &Synth) {
         self.add("general.architecture", text(self.arch));
         self.add("general.type", text("model"));
-        self.add("general.name", Value::String(format!("Synthetic {title}")));
-        self.add("general.file_type", Value::U32(mix.file_type()));
+        self.add("general.name", Value::String(format!("Synthetic {}", synth.title)));
+        self.add("general.size_label", text(synth.size));
+        self.add("general.file_type", Value::U32(synth.mix.file_type()));
         self.add("general.quantization_version", Value::U32(2));
     }
 

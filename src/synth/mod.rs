@@ -28,6 +28,8 @@ use presets::{Preset, Shape};
 pub struct Synth {
     /// The model's name.
     pub title: &'static str,
+    /// How large people call it.
+    pub size: &'static str,
     /// Its shape.
     pub shape: Shape,
     /// Its tensor types.
@@ -54,7 +56,13 @@ impl Synth {
     pub fn new(preset: &Preset, mix: Option<Mix>, n_layer: Option<u32>, seed: u64) -> Synth {
         let mut shape = preset.shape;
         shape.n_layer = n_layer.unwrap_or(shape.n_layer);
-        Synth { title: preset.title, shape, mix: mix.unwrap_or(preset.mix), seed }
+        Synth {
+            title: preset.title,
+            size: preset.size,
+            shape,
+            mix: mix.unwrap_or(preset.mix),
+            seed,
+        }
     }
 
     /// Everything but the random numbers.
@@ -63,7 +71,7 @@ impl Synth {
         let types = mix::types(self.mix, &self.shape, &tensors);
         tensors.iter_mut().zip(types).for_each(|(tensor, ty)| tensor.ty = ty);
         let fills = tensors.iter().map(fill::of).collect();
-        let keys = keys::keys(self.title, &self.shape, self.mix);
+        let keys = keys::keys(self);
         Plan { keys, tensors, fills, seed: self.seed }
     }
 }

@@ -10,6 +10,8 @@ pub struct Preset {
     pub name: &'static str,
     /// `general.name`
     pub title: &'static str,
+    /// `general.size_label`
+    pub size: &'static str,
     /// Dimensions.
     pub shape: Shape,
     /// Without `--type`: how people usually download it.
@@ -184,16 +186,24 @@ const QWEN35_35B: Shape = Shape {
 
 /// All presets, the engine's own architectures first.
 pub const PRESETS: &[Preset] = &[
-    Preset { name: "qwen3-30b-a3b", title: "Qwen3 30B A3B", shape: QWEN3_30B, mix: Mix::Q4KM },
+    Preset {
+        name: "qwen3-30b-a3b",
+        title: "Qwen3 30B A3B",
+        size: "30B-A3B",
+        shape: QWEN3_30B,
+        mix: Mix::Q4KM,
+    },
     Preset {
         name: "qwen3-coder-30b-a3b",
         title: "Qwen3 Coder 30B A3B",
+        size: "30B-A3B",
         shape: Shape { n_ctx: 262_144, n_ff: 5472, rope_base: 1e7, ..QWEN3_30B },
         mix: Mix::Q4KM,
     },
     Preset {
         name: "qwen3-235b-a22b",
         title: "Qwen3 235B A22B",
+        size: "235B-A22B",
         shape: Shape {
             n_layer: 94,
             n_embd: 4096,
@@ -204,17 +214,31 @@ pub const PRESETS: &[Preset] = &[
         },
         mix: Mix::Q4KM,
     },
-    Preset { name: "gpt-oss-20b", title: "gpt-oss 20B", shape: GPT_OSS_20B, mix: Mix::Mxfp4 },
+    Preset {
+        name: "gpt-oss-20b",
+        title: "gpt-oss 20B",
+        size: "20B",
+        shape: GPT_OSS_20B,
+        mix: Mix::Mxfp4,
+    },
     Preset {
         name: "gpt-oss-120b",
         title: "gpt-oss 120B",
+        size: "120B",
         shape: Shape { n_layer: 36, n_expert: 128, ..GPT_OSS_20B },
         mix: Mix::Mxfp4,
     },
-    Preset { name: "qwen3.6-35b-a3b", title: "Qwen3.6 35B A3B", shape: QWEN35_35B, mix: Mix::Q4KM },
+    Preset {
+        name: "qwen3.6-35b-a3b",
+        title: "Qwen3.6 35B A3B",
+        size: "35B-A3B",
+        shape: QWEN35_35B,
+        mix: Mix::Q4KM,
+    },
     Preset {
         name: "qwen3-next-80b-a3b",
         title: "Qwen3 Next 80B A3B",
+        size: "80B-A3B",
         shape: Shape {
             arch: Arch::Qwen3Next(DELTA_NET),
             n_layer: 48,
@@ -229,6 +253,7 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "glm-4.5-air",
         title: "GLM 4.5 Air",
+        size: "106B-A12B",
         shape: Shape {
             arch: Arch::Glm4Moe,
             n_layer: 46,
@@ -250,6 +275,7 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "mixtral-8x7b",
         title: "Mixtral 8x7B",
+        size: "8x7B",
         shape: Shape {
             arch: Arch::Mixtral,
             n_layer: 32,
@@ -272,6 +298,7 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "tiny",
         title: "Tiny",
+        size: "tiny",
         shape: Shape {
             n_layer: 4,
             n_embd: 256,

@@ -1,0 +1,119 @@
+//! `vkmoe bench`: llama-bench's flags, tests and columns, and what streaming did.
+//!
+//! Reading order: `cases` (flags to what is measured), `measure` (an engine at work), `row` (the
+//! figures), `print` (formats).
+
+mod cases;
+mod measure;
+mod print;
+mod row;
+#[cfg(test)]
+mod tests;
+
+use super::{emit, note, one_line};
+use crate::cli::bench::BenchArgs;
+use crate::error::Result;
+use crate::progress;
+use cases::{Case, Load};
+use indicatif::ProgressBar;
+use measure::{Opened, Repeat};
+use print::Printer;
+use row::Row;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+/// Measures all cases. One that fails is reported and left out, like the next ones that need the same
+/// engine; the exit code tells.
+pub(super) fn run(args: &BenchArgs) -> Result<ExitCode> {
+    let cases = cases::cases(args)?;
+    let mut printer = Printer::new(args.output, &cases);
+    let progress = Progress::new(args, cases.len());
+    let mut bench = Bench { args, progress: &progress, opened: None, failed: None };
+    let mut code = ExitCode::SUCCESS;
+    for (i, case) in cases.iter().enumerate() {
+        match bench.measure(case, i) {
+            Ok(Some(row)) => progress.print(&printer.row(&row))?,
+            Ok(None) => {}
+            Err(e) => {
+                progress.bar.suspend(|| note(&format!("error: {}", one_line(&e.to_string()))));
+                code = ExitCode::FAILURE;
+            }
+        }
+        progress.bar.inc(1);
+    }
+    progress.print(&printer.footer())?;
+    progress.bar.finish_and_clear();
+    Ok(code)
+}
+
+/// Measures case by case; the engine stays open between those that can share it.
+struct Bench<'a> {
+    args: &'a BenchArgs,
+    progress: &'a Progress,
+    opened: Option<Opened>,
+    /// What could not be opened, or failed at work: it is not tried again.
+    failed: Option<Load>,
+}
+
+impl Bench<'_> {
+    /// `None` for a case whose engine has failed before. `i`: the case's number, from 0.
+    fn measure(&mut self, case: &Case, i: usize) -> Result<Option<Row>> {
+        if self.failed.as_ref() == Some(&case.load) {
+            return Ok(None);
+        }
+        let row = self.try_measure(case, i);
+        if row.is_err() {
+            self.failed = Some(case.load.clone());
+        }
+        row.map(Some)
+    }
+
+    fn try_measure(&mut self, case: &Case, i: usize) -> Result<Row> {
+        let (args, progress) = (self.args, self.progress);
+        // Another engine's memory is freed before this one's is allocated.
+        let mut opened = match self.opened.take().filter(|opened| opened.load == case.load) {
+            Some(opened) => opened,
+            None => {
+                progress.step(i, case, "loading");
+                progress.bar.suspend(|| Opened::open(case))?
+            }
+        };
+        thread::sleep(Duration::from_secs(args.delay.into()));
+        let repeat = Repeat { n: args.repetitions, warm_up: !args.no_warmup };
+        let measured = opened.measure(case, repeat, |what| progress.step(i, case, what))?;
+        let row = Row::new(case, &opened.engine, measured);
+        self.opened = Some(opened);
+        Ok(row)
+    }
+}
+
+/// What the user sees on standard error: a bar on a terminal, or lines.
+struct Progress {
+    bar: ProgressBar,
+    lines: bool,
+    n_cases: usize,
+}
+
+impl Progress {
+    fn new(args: &BenchArgs, n_cases: usize) -> Progress {
+        let bar = progress::hidden_bar("", n_cases as u64);
+        if !args.progress {
+            progress::show(&bar);
+        }
+        Progress { bar, lines: args.progress, n_cases }
+    }
+
+    fn step(&self, i: usize, case: &Case, what: &str) {
+        let message = format!("{} {what}", case.test.name());
+        if self.lines {
+            note(&format!("vkmoe bench: {}/{}: {message}", i + 1, self.n_cases));
+        }
+        self.bar.set_message(message);
+    }
+
+    /// Prints to standard output, where the bar may be as well.
+    fn print(&self, text: &str) -> Result<()> {
+        self.bar.suspend(|| emit(text))
+    }
+}

@@ -1,0 +1,223 @@
+//! Rows as Markdown, JSON, CSV or SQL. Pure: text out, for the caller to print as rows arrive.
+
+use super::cases::Case;
+use super::row::{Row, average, deviation, params, size, slots};
+use crate::cli::bench::Format;
+use crate::cmd::kv_type;
+use serde_json::Value;
+use std::fmt::Write;
+
+/// Turns rows into a format, in order.
+pub(super) struct Printer {
+    format: Format,
+    columns: Vec<Column>,
+    n_rows: usize,
+}
+
+/// Table of the SQL format.
+const TABLE: &str = "vkmoe_bench";
+
+impl Printer {
+    /// `cases`: all that will come; they decide which columns Markdown needs.
+    pub(super) fn new(format: Format, cases: &[Case]) -> Printer {
+        let columns = columns().into_iter().filter(|column| column.is_wanted(cases)).collect();
+        Printer { format, columns, n_rows: 0 }
+    }
+
+    /// A row, and before the first one what a result of this format begins with.
+    pub(super) fn row(&mut self, row: &Row) -> String {
+        let is_first = self.n_rows == 0;
+        self.n_rows += 1;
+        let names = |between: &str| {
+            row.fields().iter().map(|field| field.0).collect::<Vec<_>>().join(between)
+        };
+        match self.format {
+            Format::Md => {
+                let header = if is_first { self.md_header() } else { String::new() };
+                header + &self.md_line(|column| column.pad(&(column.cell)(row)))
+            }
+            Format::Json => {
+                let separator = if is_first { "[\n" } else { ",\n" };
+                let object = serde_json::to_string_pretty(&object(row)).unwrap_or_default();
+                format!("{separator}{object}")
+            }
+            Format::Jsonl => format!("{}\n", object(row)),
+            Format::Csv => {
+                let header = if is_first { names(",") + "\n" } else { String::new() };
+                let values: Vec<String> = row.fields().iter().map(|f| csv(&f.1)).collect();
+                format!("{header}{}\n", values.join(","))
+            }
+            Format::Sql => {
+                let header = if is_first { create_table(row) } else { String::new() };
+                let values: Vec<String> = row.fields().iter().map(|f| sql(&f.1)).collect();
+                let (names, values) = (names(", "), values.join(", "));
+                format!("{header}INSERT INTO {TABLE} ({names}) VALUES ({values});\n")
+            }
+        }
+    }
+
+    /// What comes after the rows, if there were any.
+    pub(super) fn footer(&self) -> String {
+        if self.n_rows == 0 {
+            return String::new();
+        }
+        match self.format {
+            Format::Md => format!("\nbuild: vkmoe {}\n", env!("CARGO_PKG_VERSION")),
+            Format::Json => "\n]\n".to_owned(),
+            Format::Jsonl | Format::Csv | Format::Sql => String::new(),
+        }
+    }
+
+    fn md_header(&self) -> String {
+        let titles = self.md_line(|column| column.pad(column.title));
+        let rule = self.md_line(|column| match column.align {
+            Align::Left => "-".repeat(column.width),
+            Align::Right => "-".repeat(column.width - 1) + ":",
+        });
+        titles + &rule
+    }
+
+    fn md_line(&self, cell: impl Fn(&Column) -> String) -> String {
+        let mut line = "|".to_owned();
+        for column in &self.columns {
+            let _ = write!(line, " {} |", cell(column));
+        }
+        line + "\n"
+    }
+}
+
+/// A row as an object, with its repetitions.
+fn object(row: &Row) -> Value {
+    let fields = row.fields().into_iter().chain(row.samples());
+    Value::Object(fields.map(|(name, value)| (name.to_owned(), value)).collect())
+}
+
+/// Quoted whatever it is, as llama-bench does; nothing for null.
+fn csv(value: &Value) -> String {
+    format!("\"{}\"", plain(value).replace('"', "\"\""))
+}
+
+fn sql(value: &Value) -> String {
+    match value {
+        Value::Null => "NULL".to_owned(),
+        Value::String(text) => format!("'{}'", text.replace('\'', "''")),
+        number => number.to_string(),
+    }
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        number => number.to_string(),
+    }
+}
+
+/// Columns take SQLite's affinity from their values: what may be null is left without a type.
+fn create_table(row: &Row) -> String {
+    let column = |(name, value): &(&str, Value)| match value {
+        Value::String(_) => format!("  {name} TEXT"),
+        Value::Number(n) if n.is_f64() => format!("  {name} REAL"),
+        Value::Number(_) => format!("  {name} INTEGER"),
+        _ => format!("  {name}"),
+    };
+    let columns: Vec<String> = row.fields().iter().map(column).collect();
+    format!("CREATE TABLE IF NOT EXISTS {TABLE} (\n{}\n);\n\n", columns.join(",\n"))
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Align {
+    Left,
+    Right,
+}
+
+/// A column of the Markdown table.
+struct Column {
+    title: &'static str,
+    align: Align,
+    width: usize,
+    /// What it shows of a row.
+    cell: fn(&Row) -> String,
+    /// Shown only if this is not the same, and the default, in all cases.
+    varies: Option<Varies>,
+}
+
+/// A setting as text, and its default.
+#[derive(Clone, Copy)]
+struct Varies {
+    of: fn(&Case) -> String,
+    default: &'static str,
+}
+
+impl Column {
+    fn is_wanted(&self, cases: &[Case]) -> bool {
+        self.varies.is_none_or(|v| cases.iter().any(|case| (v.of)(case) != v.default))
+    }
+
+    fn pad(&self, text: &str) -> String {
+        let width = self.width;
+        match self.align {
+            Align::Left => format!("{text:<width$}"),
+            Align::Right => format!("{text:>width$}"),
+        }
+    }
+}
+
+/// All columns, in llama-bench's order and widths, and ours behind.
+fn columns() -> Vec<Column> {
+    let fixed = |title, align, width, cell| Column { title, align, width, cell, varies: None };
+    macro_rules! setting {
+        ($title:literal, $align:expr, $width:literal, $default:literal, $of:expr) => {{
+            let of: fn(&Case) -> String = $of;
+            Column {
+                title: $title,
+                align: $align,
+                width: $width,
+                cell: |row| ($of)(&row.case),
+                varies: Some(Varies { of, default: $default }),
+            }
+        }};
+    }
+    use Align::{Left, Right};
+    vec![
+        fixed("model", Left, 30, |row| row.model.description.clone()),
+        fixed("size", Right, 10, |row| size(row.model.bytes)),
+        fixed("params", Right, 10, |row| params(row.model.n_params)),
+        fixed("backend", Left, 10, |_| "Vulkan".to_owned()),
+        fixed("ngl", Right, 3, |row| row.case.load.n_gpu_layers.to_string()),
+        setting!("n_cpu_moe", Right, 10, "0", |case: &Case| case.load.n_cpu_moe.to_string()),
+        setting!("n_batch", Right, 7, "2048", |case: &Case| case.n_batch.to_string()),
+        setting!("n_ubatch", Right, 8, "512", |case: &Case| case.n_ubatch.to_string()),
+        setting!("type_k", Left, 6, "f16", |case: &Case| kv_type(case.load.type_k).to_string()),
+        setting!("type_v", Left, 6, "f16", |case: &Case| kv_type(case.load.type_v).to_string()),
+        setting!("dev", Left, 12, "", |case: &Case| case.load.device.clone().unwrap_or_default()),
+        setting!("ot", Left, 21, "", |case: &Case| escaped(case.load.override_tensor.as_deref())),
+        setting!("vram_limit", Right, 10, "", |case: &Case| {
+            case.load.vram_limit_mib.map(|mib| mib.to_string()).unwrap_or_default()
+        }),
+        setting!("host_source", Left, 11, "auto", |case: &Case| {
+            case.load.host_source.map_or("auto", |source| source.name()).to_owned()
+        }),
+        setting!("slots", Right, 5, "auto", |case: &Case| slots(case.load.slots)),
+        fixed("test", Right, 15, |row| row.case.test.name()),
+        fixed("t/s", Right, 20, |row| {
+            let rates = row.rates();
+            format!("{:.2} ± {:.2}", average(&rates), deviation(&rates))
+        }),
+        fixed("link GB/s", Right, 9, |row| figure(row.measured.stats.link_gbps(), 1.0, "", 1)),
+        fixed("GiB streamed", Right, 12, |row| format!("{:.2}", row.streamed_gib())),
+        fixed("hidden", Right, 6, |row| figure(row.measured.stats.hidden_share(), 100.0, " %", 0)),
+        fixed("bound", Left, 13, |row| {
+            row.measured.stats.bound().map_or_else(|| "-".to_owned(), |bound| bound.to_string())
+        }),
+    ]
+}
+
+/// A pattern's bars would end the cell.
+fn escaped(text: Option<&str>) -> String {
+    text.unwrap_or_default().replace('|', "\\|")
+}
+
+fn figure(value: Option<f64>, factor: f64, unit: &str, decimals: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{:.decimals$}{unit}", value * factor))
+}

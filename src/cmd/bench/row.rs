@@ -1,0 +1,216 @@
+//! A row of the result: a case, its model and device, and the figures. Field names are llama-bench's
+//! where it has the field.
+
+use super::cases::Case;
+use super::measure::Measured;
+use crate::cmd::kv_type;
+use crate::engine::Engine;
+use crate::gguf::Gguf;
+use crate::stream::options::SlotCount;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// One measured case.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) case: Case,
+    pub(super) model: ModelInfo,
+    /// Name of the device.
+    pub(super) gpu: String,
+    pub(super) measured: Measured,
+    /// When it was measured, RFC 3339.
+    pub(super) time: String,
+}
+
+/// What rows say of a model.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ModelInfo {
+    pub(super) file: String,
+    /// `qwen3moe 30B.A3B Q4_K - Medium`
+    pub(super) description: String,
+    pub(super) bytes: u64,
+    pub(super) n_params: u64,
+}
+
+/// `general.file_type` in llama.cpp's words (`llama_model_ftype_name`).
+const FILE_TYPES: &[(u32, &str)] = &[
+    (0, "all F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (7, "Q8_0"),
+    (8, "Q5_0"),
+    (9, "Q5_1"),
+    (10, "Q2_K - Medium"),
+    (11, "Q3_K - Small"),
+    (12, "Q3_K - Medium"),
+    (13, "Q3_K - Large"),
+    (14, "Q4_K - Small"),
+    (15, "Q4_K - Medium"),
+    (16, "Q5_K - Small"),
+    (17, "Q5_K - Medium"),
+    (18, "Q6_K"),
+    (21, "Q2_K - Small"),
+    (25, "IQ4_NL - 4.5 bpw"),
+    (30, "IQ4_XS - 4.25 bpw"),
+    (32, "BF16"),
+    (38, "MXFP4 MoE"),
+];
+
+impl Row {
+    /// Of a case that was measured just now.
+    pub(super) fn new(case: &Case, engine: &Engine, measured: Measured) -> Row {
+        Row {
+            case: case.clone(),
+            model: ModelInfo::of(engine.gguf()),
+            gpu: engine.device().info().name.clone(),
+            measured,
+            time: jiff::Timestamp::now().strftime("%FT%TZ").to_string(),
+        }
+    }
+
+    /// Tokens per second of each repetition.
+    pub(super) fn rates(&self) -> Vec<f64> {
+        let n = f64::from(self.case.test.n_timed());
+        self.measured.samples.iter().map(|t| n / t.as_secs_f64().max(1e-9)).collect()
+    }
+
+    /// GiB copied to the device, per repetition.
+    pub(super) fn streamed_gib(&self) -> f64 {
+        self.per_repetition(self.measured.stats.streamed_bytes) / (1u64 << 30) as f64
+    }
+
+    fn per_repetition(&self, sum: u64) -> f64 {
+        sum as f64 / self.measured.samples.len().max(1) as f64
+    }
+
+    /// All fields with their values; absent figures are null. The order and the names are the same for
+    /// every row.
+    pub(super) fn fields(&self) -> Vec<(&'static str, Value)> {
+        let Row { case, model, measured, .. } = self;
+        let (load, test, stats) = (&case.load, case.test, measured.stats);
+        let (rates, times) = (self.rates(), nanoseconds(&measured.samples));
+        let bound = stats.bound();
+        vec![
+            ("build_version", json!(env!("CARGO_PKG_VERSION"))),
+            ("gpu_info", json!(self.gpu)),
+            ("backends", json!("Vulkan")),
+            ("model_filename", json!(model.file)),
+            ("model_type", json!(model.description)),
+            ("model_size", json!(model.bytes)),
+            ("model_n_params", json!(model.n_params)),
+            ("n_batch", json!(case.n_batch)),
+            ("n_ubatch", json!(case.n_ubatch)),
+            ("type_k", json!(kv_type(load.type_k).to_string())),
+            ("type_v", json!(kv_type(load.type_v).to_string())),
+            ("n_gpu_layers", json!(load.n_gpu_layers)),
+            ("n_cpu_moe", json!(load.n_cpu_moe)),
+            ("devices", json!(load.device.as_deref().unwrap_or("auto"))),
+            ("tensor_buft_overrides", json!(load.override_tensor.as_deref().unwrap_or("none"))),
+            ("host_source", json!(load.host_source.map_or("auto", |source| source.name()))),
+            ("prefetch_experts_slots", json!(slots(load.slots))),
+            ("vram_limit_mib", json!(load.vram_limit_mib)),
+            ("n_prompt", json!(test.n_prompt)),
+            ("n_gen", json!(test.n_gen)),
+            ("n_depth", json!(test.n_depth)),
+            ("test_time", json!(self.time)),
+            ("avg_ns", json!(average(&times).round() as u64)),
+            ("stddev_ns", json!(deviation(&times).round() as u64)),
+            ("avg_ts", json!(average(&rates))),
+            ("stddev_ts", json!(deviation(&rates))),
+            ("streamed_bytes", json!(self.per_repetition(stats.streamed_bytes).round() as u64)),
+            ("direct_bytes", json!(self.per_repetition(stats.direct_bytes).round() as u64)),
+            ("link_gbps", json!(stats.link_gbps())),
+            ("hidden_share", json!(stats.hidden_share())),
+            ("bound", json!(bound.map(|bound| bound.name()))),
+            ("bound_share", json!(bound.map(|bound| bound.share()))),
+        ]
+    }
+
+    /// The figures of each repetition, for formats that hold lists.
+    pub(super) fn samples(&self) -> [(&'static str, Value); 2] {
+        let times: Vec<u64> = self.measured.samples.iter().map(|t| t.as_nanos() as u64).collect();
+        [("samples_ns", json!(times)), ("samples_ts", json!(self.rates()))]
+    }
+}
+
+impl ModelInfo {
+    fn of(gguf: &Gguf) -> ModelInfo {
+        let shapes = gguf.tensors().iter().map(|tensor| tensor.shape.iter().product::<u64>());
+        let n_params = shapes.sum();
+        ModelInfo {
+            file: gguf.path().display().to_string(),
+            description: describe(gguf, n_params),
+            bytes: gguf.total_bytes(),
+            n_params,
+        }
+    }
+}
+
+/// Architecture, size and tensor types. Keys of another type than usual count as absent: they are but
+/// for show.
+fn describe(gguf: &Gguf, n_params: u64) -> String {
+    let text = |key| gguf.metadata().str(key).ok().flatten();
+    let arch = text("general.architecture").unwrap_or("?");
+    let size = text("general.size_label").map(|label| label.replace('-', "."));
+    let size = size.unwrap_or_else(|| match n_params {
+        n if n < 1_000_000_000 => format!("{:.0}M", n as f64 / 1e6),
+        n => format!("{:.0}B", n as f64 / 1e9),
+    });
+    let file_type = gguf.metadata().u32("general.file_type").ok().flatten();
+    let known = FILE_TYPES.iter().find(|row| Some(row.0) == file_type);
+    let types = known.map_or_else(|| commonest_type(gguf), |row| row.1.to_owned());
+    format!("{arch} {size} {types}")
+}
+
+/// The type that most bytes have.
+fn commonest_type(gguf: &Gguf) -> String {
+    let mut bytes: HashMap<&str, u64> = HashMap::new();
+    for tensor in gguf.tensors() {
+        *bytes.entry(tensor.ty.name()).or_default() += tensor.bytes;
+    }
+    let most = bytes.into_iter().max_by_key(|&(name, bytes)| (bytes, name));
+    most.map_or_else(|| "?".to_owned(), |(name, _)| name.to_owned())
+}
+
+/// As on the command line.
+pub(super) fn slots(slots: SlotCount) -> String {
+    match slots {
+        SlotCount::Auto => "auto".to_owned(),
+        SlotCount::Fixed(n) => n.to_string(),
+    }
+}
+
+/// `17.28 GiB`, or MiB below one, as llama-bench has it.
+pub(super) fn size(bytes: u64) -> String {
+    let gib = bytes as f64 / (1u64 << 30) as f64;
+    if gib < 1.0 { format!("{:.2} MiB", gib * 1024.0) } else { format!("{gib:.2} GiB") }
+}
+
+/// `30.53 B`, or M below one.
+pub(super) fn params(n: u64) -> String {
+    if n < 1_000_000_000 {
+        format!("{:.2} M", n as f64 / 1e6)
+    } else {
+        format!("{:.2} B", n as f64 / 1e9)
+    }
+}
+
+fn nanoseconds(samples: &[Duration]) -> Vec<f64> {
+    samples.iter().map(|t| t.as_secs_f64() * 1e9).collect()
+}
+
+pub(super) fn average(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// Of a sample: the sum of squares is divided by one less than their number.
+pub(super) fn deviation(values: &[f64]) -> f64 {
+    if values.len() < 2 {
+        return 0.0;
+    }
+    let mean = average(values);
+    let squares: f64 = values.iter().map(|v| (v - mean) * (v - mean)).sum();
+    (squares / (values.len() - 1) as f64).sqrt()
+}

@@ -1,0 +1,144 @@
+//! What streaming did: bytes moved, and how long each lane was busy. Sums over evaluations; the engine
+//! fills them, commands print them.
+
+use std::fmt;
+
+/// Sums over some evaluations. Times are busy times in ns, `wall_ns` the time that passed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamStats {
+    /// Full tensors and gathered experts copied to the device.
+    pub streamed_bytes: u64,
+    /// Estimate of what kernels read from host memory themselves.
+    pub direct_bytes: u64,
+    /// The copy lane was busy.
+    pub copy_ns: u64,
+    /// The compute lane was busy.
+    pub compute_ns: u64,
+    /// Both were, at once.
+    pub both_ns: u64,
+    /// From the first submission to the last completion.
+    pub wall_ns: u64,
+}
+
+/// What the time went into: the lane that was busy longer, with the share of wall time that it was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    /// Copies.
+    Bus(f64),
+    /// Kernels.
+    Compute(f64),
+}
+
+impl StreamStats {
+    /// Speed of the copies in GB/s; `None` without any.
+    pub fn link_gbps(&self) -> Option<f64> {
+        ratio(self.streamed_bytes, self.copy_ns)
+    }
+
+    /// Share of the copies' time during which kernels ran as well; `None` without copies.
+    pub fn hidden_share(&self) -> Option<f64> {
+        ratio(self.both_ns, self.copy_ns)
+    }
+
+    /// What limits; `None` if nothing was measured.
+    pub fn bound(&self) -> Option<Bound> {
+        let busy_ns = self.copy_ns.max(self.compute_ns);
+        let share = ratio(busy_ns, self.wall_ns).filter(|_| busy_ns > 0)?;
+        Some(if self.copy_ns > self.compute_ns { Bound::Bus(share) } else { Bound::Compute(share) })
+    }
+
+    /// Adds what another evaluation did.
+    pub fn add(&mut self, other: &StreamStats) {
+        self.streamed_bytes += other.streamed_bytes;
+        self.direct_bytes += other.direct_bytes;
+        self.copy_ns += other.copy_ns;
+        self.compute_ns += other.compute_ns;
+        self.both_ns += other.both_ns;
+        self.wall_ns += other.wall_ns;
+    }
+}
+
+impl Bound {
+    /// `bus` or `compute`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bound::Bus(_) => "bus",
+            Bound::Compute(_) => "compute",
+        }
+    }
+
+    /// Share of wall time that it was busy.
+    pub fn share(self) -> f64 {
+        match self {
+            Bound::Bus(share) | Bound::Compute(share) => share,
+        }
+    }
+}
+
+/// `bus 97 %`
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:.0} %", self.name(), 100.0 * self.share())
+    }
+}
+
+fn ratio(a: u64, b: u64) -> Option<f64> {
+    (b > 0).then(|| a as f64 / b as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATS: StreamStats = StreamStats {
+        streamed_bytes: 100_000_000_000,
+        direct_bytes: 7,
+        copy_ns: 2_000_000_000,
+        compute_ns: 1_900_000_000,
+        both_ns: 1_800_000_000,
+        wall_ns: 2_100_000_000,
+    };
+
+    #[test]
+    fn a_pass_that_streams() {
+        assert_eq!(STATS.link_gbps(), Some(50.0));
+        assert_eq!(STATS.hidden_share(), Some(0.9));
+        assert_eq!(STATS.bound(), Some(Bound::Bus(2e9 / 2.1e9)));
+        assert_eq!(STATS.bound().map(|b| b.to_string()).as_deref(), Some("bus 95 %"));
+    }
+
+    #[test]
+    fn a_pass_that_computes() {
+        let stats = StreamStats { copy_ns: 0, streamed_bytes: 0, both_ns: 0, ..STATS };
+        assert_eq!((stats.link_gbps(), stats.hidden_share()), (None, None));
+        assert_eq!(stats.bound(), Some(Bound::Compute(1.9e9 / 2.1e9)));
+    }
+
+    #[test]
+    fn nothing_measured_is_no_figure() {
+        let stats = StreamStats::default();
+        assert_eq!((stats.link_gbps(), stats.hidden_share(), stats.bound()), (None, None, None));
+        // Time passed, but no lane was timed.
+        let stats = StreamStats { wall_ns: 5, ..stats };
+        assert_eq!(stats.bound(), None);
+    }
+
+    #[test]
+    fn sums_add_up() {
+        let mut sum = STATS;
+        sum.add(&STATS);
+        let twice = |n: u64| 2 * n;
+        assert_eq!(
+            sum,
+            StreamStats {
+                streamed_bytes: twice(STATS.streamed_bytes),
+                direct_bytes: twice(STATS.direct_bytes),
+                copy_ns: twice(STATS.copy_ns),
+                compute_ns: twice(STATS.compute_ns),
+                both_ns: twice(STATS.both_ns),
+                wall_ns: twice(STATS.wall_ns),
+            }
+        );
+        assert_eq!(sum.link_gbps(), STATS.link_gbps());
+    }
+}

@@ -1,0 +1,118 @@
+//! `vkmoe bench` as its users meet it, on a small model of random weights.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use serde_json::Value;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// A folder with `tiny.gguf`.
+fn folder() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = vkmoe(&dir, "synth tiny.gguf --preset tiny --layers 2");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    dir
+}
+
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+/// Runs in `dir`, with words separated by spaces.
+fn vkmoe(dir: &TempDir, args: &str) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vkmoe"));
+    command.args(args.split_whitespace()).current_dir(dir.path()).env_remove("RUST_LOG");
+    let output = command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR")).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+#[test]
+fn rows_for_every_test_with_its_samples() {
+    let dir = folder();
+    let args = "bench -m tiny.gguf -p 8,20 -n 3 -pg 4,2 -d 0,16 -b 16 -ub 4,16 -r 2 -o json";
+    let ran = vkmoe(&dir, args);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    let rows: Value = serde_json::from_str(&ran.out).unwrap();
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 2 * 4);
+    for row in rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        assert_eq!(row["model_type"], "qwen3moe tiny Q4_K - Medium");
+        assert_eq!(row["samples_ns"].as_array().unwrap().len(), 2);
+        assert!(number("avg_ts") > 0.0 && number("avg_ns") > 0.0, "{row}");
+        let ts = number("avg_ts") * number("avg_ns") / 1e9 / (number("n_prompt") + number("n_gen"));
+        assert!(ts > 0.9, "tokens per second are those that were timed: {row}");
+        assert_eq!(row["streamed_bytes"], 0, "all experts are on the device");
+    }
+    let sizes =
+        |row: &Value| ["n_depth", "n_prompt", "n_gen"].map(|name| row[name].as_u64().unwrap());
+    assert_eq!(
+        rows[..8].iter().map(sizes).collect::<Vec<_>>(),
+        [
+            [0, 8, 0],
+            [0, 20, 0],
+            [0, 0, 3],
+            [0, 4, 2],
+            [16, 8, 0],
+            [16, 20, 0],
+            [16, 0, 3],
+            [16, 4, 2]
+        ]
+    );
+}
+
+#[test]
+fn markdown_and_progress() {
+    let dir = folder();
+    let ran = vkmoe(&dir, "bench -m tiny.gguf -p 4 -n 2 -d 3 -r 2 --progress");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let lines: Vec<&str> = ran.out.lines().collect();
+    assert_eq!(lines.len(), 6, "{}", ran.out);
+    assert!(lines[2].contains("pp4 @ d3") && lines[3].contains("tg2 @ d3"), "{}", ran.out);
+    let steps: Vec<&str> =
+        ran.err.lines().filter_map(|line| line.strip_prefix("vkmoe bench: ")).collect();
+    let expected = [
+        "1/2: pp4 @ d3 loading",
+        "1/2: pp4 @ d3 warm-up",
+        "1/2: pp4 @ d3 depth",
+        "1/2: pp4 @ d3 run 1/2",
+        "1/2: pp4 @ d3 run 2/2",
+        "2/2: tg2 @ d3 warm-up",
+        "2/2: tg2 @ d3 depth",
+        "2/2: tg2 @ d3 run 1/2",
+        "2/2: tg2 @ d3 run 2/2",
+    ];
+    assert_eq!(steps, expected);
+}
+
+#[test]
+fn a_case_that_fails_is_told_and_the_others_run() {
+    let dir = folder();
+    let ran = vkmoe(&dir, "bench -m none.gguf,tiny.gguf -p 4,5 -n 0 -r 1 --no-warmup -o csv");
+    assert_eq!(ran.code, Some(1));
+    // Once, though two tests need the file.
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+    assert!(ran.err.starts_with("error: none.gguf: cannot open"), "{}", ran.err);
+    assert_eq!(ran.out.lines().count(), 3, "{}", ran.out);
+
+    let ran = vkmoe(&dir, "bench -m none.gguf -o json");
+    assert_eq!((ran.code, ran.out.as_str()), (Some(1), ""));
+}
+
+#[test]
+fn flags_that_make_no_sense_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (args, words) in [
+        ("-p 0 -n 0", "-p, -n, -pg"),
+        ("-ub 0", "-ub"),
+        ("-p 4-1", "4-1"),
+        ("--prefetch-experts-slots 1", "one slot"),
+        ("-o xml", "xml"),
+    ] {
+        let ran = vkmoe(&dir, &format!("bench {args}"));
+        assert!(ran.code.is_some_and(|code| code != 0), "{args}");
+        assert!(ran.err.contains(words) && ran.out.is_empty(), "{args}: {}", ran.err);
+    }
+}
