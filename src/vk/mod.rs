@@ -3,6 +3,7 @@
 //! Reading order: `instance` finds the devices that `info` describes and `choose` picks from;
 //! `lanes` maps the two logical lanes to queues; `device` owns allocator, queues and the list of
 //! things to destroy later (`retire`); `memory`, `pipeline`, `query` are the objects;
+//! `clock` and `calibrate` put ticks of all queues and the host on one clock;
 //! `command` records with them, `barrier` being the only barrier; `timeline` says when
 //! submitted work is done.
 //!
@@ -13,7 +14,9 @@
 
 mod barrier;
 mod cache;
+mod calibrate;
 mod choose;
+mod clock;
 mod command;
 mod debug;
 mod device;
@@ -31,6 +34,7 @@ mod retire;
 mod timeline;
 
 pub use choose::{choose, visible_devices};
+pub use clock::{Calibration, Clock, HostClock, TickFormat};
 pub use command::{Binding, Commands, Recorder, Region, Replay};
 pub use device::{CacheFile, Device, DeviceOptions};
 pub use info::{
