@@ -12,10 +12,10 @@ use ash::vk::QueueFlags;
 use glam::UVec3;
 use vkmoe::Error;
 use vkmoe::vk::{
-    Binding, Buffer, CacheFile, CopyQueue, Device, DeviceInfo, DeviceKind, DeviceOptions, Instance,
-    InstanceOptions, Lane, MemoryKind, Pipeline, PipelineInfo, Point, QueryPool, QueueFamily,
-    QueueId, Recorder, Region, Replay, Subgroups, Validation, Vendor, choose, plan_lanes,
-    visible_devices,
+    Binding, Buffer, CacheFile, Clock, CopyQueue, Device, DeviceInfo, DeviceKind, DeviceOptions,
+    HostClock, Instance, InstanceOptions, Lane, MemoryKind, Pipeline, PipelineInfo, Point,
+    QueryPool, QueueFamily, QueueId, Recorder, Region, Replay, Subgroups, Validation, Vendor,
+    choose, plan_lanes, visible_devices,
 };
 use vulkan::keep_drivers;
 
@@ -279,10 +279,83 @@ fn drop_in_flight(device: &Arc<Device>) {
     assert!(read_words(&to).iter().all(|&word| word == 42));
 }
 
+/// Timestamps around a fill on a lane that can take them: (pool, the fill's point).
+fn timed_fill(device: &Arc<Device>, lane: Lane, waits: &[Point]) -> (QueryPool, Point) {
+    let size = 4 << 20;
+    let buffer = Buffer::new(device, "test.timed", size, MemoryKind::Device).unwrap();
+    let pool = QueryPool::new(device, lane, "test.clock", 2).unwrap();
+    let mut fill = Recorder::new(device, lane, "test.timed", Replay::Once).unwrap();
+    fill.write_timestamp(&pool, 0);
+    fill.fill(&buffer, 0..size, 7);
+    fill.write_timestamp(&pool, 1);
+    let point = device.submit(lane, &[&fill.finish().unwrap()], waits).unwrap();
+    (pool, point)
+}
+
+/// Work of both lanes, one after the other, lies in that order between the host's instants.
+fn one_clock(device: &Arc<Device>) {
+    let calibration = device.calibration().unwrap();
+    let can = device.info().optional.calibrated_timestamps;
+    assert_eq!(calibration.is_some(), can, "{:?}", device.info().name);
+    let before = Instant::now();
+    let (compute, computed) = timed_fill(device, Lane::Compute, &[]);
+    let (copy, copied) = timed_fill(device, Lane::Copy, &[computed]);
+    device.wait(copied, "the timed fills").unwrap();
+    let after = Instant::now();
+
+    let ticks = [&compute, &copy].map(|pool| pool.read_ticks(0..2).unwrap());
+    for (pool, ticks) in [&compute, &copy].into_iter().zip(&ticks) {
+        let between_ns = pool.tick_format().ns_between(ticks[0], ticks[1]);
+        assert_eq!(pool.read_ns(0..2).unwrap(), [0, between_ns]);
+        assert!(ticks.iter().all(|tick| tick & !pool.tick_format().mask == 0), "{ticks:?}");
+    }
+    let clock = |pool: &QueryPool| match &calibration {
+        Some(calibration) => Clock::new(calibration, pool.tick_format()),
+        None => Clock::uncalibrated(ticks[0][0], pool.tick_format()),
+    };
+    let times_ns: Vec<u64> = [&compute, &copy]
+        .into_iter()
+        .zip(&ticks)
+        .flat_map(|(pool, ticks)| {
+            ticks.iter().map(|&tick| clock(pool).to_ns(tick)).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(times_ns.is_sorted(), "{times_ns:?}");
+    let Some(calibration) = calibration else { return };
+    assert!(calibration.deviation_ns < 10_000_000, "{calibration:?}");
+    let host = HostClock::new(&calibration);
+    let (early_ns, late_ns) = (host.to_ns(before), host.to_ns(after));
+    // Clocks drift by some 20 µs a second.
+    let slack_ns = calibration.deviation_ns + (late_ns - early_ns) / 10_000;
+    assert!(early_ns <= times_ns[0] + slack_ns, "{early_ns} {times_ns:?} {calibration:?}");
+    assert!(times_ns[3] <= late_ns + slack_ns, "{late_ns} {times_ns:?} {calibration:?}");
+}
+
+#[test]
+fn the_lanes_and_the_host_share_a_clock() {
+    one_clock(&open(Validation::Off, CacheFile::None));
+}
+
+#[test]
+fn calibrations_agree_with_each_other() {
+    let device = open(Validation::Off, CacheFile::None);
+    let Some(first) = device.calibration().unwrap() else { return };
+    std::thread::sleep(Duration::from_millis(50));
+    let second = device.calibration().unwrap().unwrap();
+    let pool = QueryPool::new(&device, Lane::Compute, "test.clock", 1).unwrap();
+    let seen_ns = Clock::new(&first, pool.tick_format()).to_ns(second.ticks);
+    let slack_ns = first.deviation_ns + second.deviation_ns + 50_000;
+    assert!(seen_ns.abs_diff(second.host_ns) <= slack_ns, "{first:?} {second:?}");
+    let host_ns = HostClock::new(&first).to_ns(second.instant);
+    assert!(host_ns.abs_diff(second.host_ns) <= slack_ns, "{first:?} {second:?}");
+    assert!(second.host_ns - first.host_ns >= 50_000_000, "{first:?} {second:?}");
+}
+
 fn without_messages(validation: Validation) {
     let device = open(validation, CacheFile::None);
     let instance = device.instance().clone();
     round_trip(&device);
+    one_clock(&device);
     drop_in_flight(&device);
     drop(device);
     assert_eq!(instance.validation_messages(), 0, "{:#?}", instance.validation_report());

@@ -1,8 +1,9 @@
 //! Flags of `vkmoe bench`: llama-bench's, most of which take lists. `-p 512,2048` and `-p 512 -p 2048`
 //! are the same; ranges are `1-8`, `128-512+128` and `128-2048*2`.
 
-use super::KvTypeArg;
-use crate::stream::options::{HostSource, MAX_SLOTS, MIN_SLOTS, SlotCount};
+use super::{HostSourceArg, KvTypeArg, gpu_layers};
+use crate::plan::{GpuLayers, Overrides};
+use crate::stream::options::SlotCount;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -47,16 +48,17 @@ pub struct BenchArgs {
         default_value = "-1",
         value_name = "N",
         value_delimiter = ',',
+        value_parser = gpu_layers,
         allow_hyphen_values = true
     )]
-    pub n_gpu_layers: Vec<i32>,
+    pub n_gpu_layers: Vec<GpuLayers>,
     /// Layers, from the first, whose experts stay in host memory [short: -ncmoe]
     #[arg(long, default_value = "0", value_name = "N")]
     pub n_cpu_moe: Vec<Numbers>,
     /// Where tensors go, REGEX=HOST|VRAM, several joined by `;`; each use of the flag is a case
     /// [short: -ot]
-    #[arg(long, value_name = "REGEX=PLACE;…")]
-    pub override_tensor: Vec<String>,
+    #[arg(long, value_name = "REGEX=PLACE;…", value_parser = overrides)]
+    pub override_tensor: Vec<Overrides>,
     /// Staging slots for experts that stay in host memory: auto, 0, or 2 to 8
     #[arg(long, default_value = "auto", value_name = "N", value_delimiter = ',', value_parser = slots)]
     pub prefetch_experts_slots: Vec<SlotCount>,
@@ -92,30 +94,6 @@ pub enum Format {
     Jsonl,
     Csv,
     Sql,
-}
-
-/// `--host-source`
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "named by the source")]
-pub enum HostSourceArg {
-    Auto,
-    Mmap,
-    Arena,
-    Host,
-    Ring,
-}
-
-impl HostSourceArg {
-    /// `None`: the engine chooses.
-    pub fn source(self) -> Option<HostSource> {
-        match self {
-            HostSourceArg::Auto => None,
-            HostSourceArg::Mmap => Some(HostSource::Mmap),
-            HostSourceArg::Arena => Some(HostSource::Arena),
-            HostSourceArg::Host => Some(HostSource::Host),
-            HostSourceArg::Ring => Some(HostSource::Ring),
-        }
-    }
 }
 
 /// The values of one use of a flag: numbers and ranges, separated by commas.
@@ -191,14 +169,17 @@ fn pair(text: &str) -> Result<(u32, u32), String> {
 }
 
 fn slots(text: &str) -> Result<SlotCount, String> {
-    if text == "auto" {
-        return Ok(SlotCount::Auto);
+    match text {
+        "auto" => Ok(SlotCount::Auto),
+        _ => super::slots(text).map(SlotCount::Fixed),
     }
-    match text.parse::<u32>() {
-        Ok(1) => Err("with one slot no copy could run beside the kernel that reads it".into()),
-        Ok(n) if n == 0 || (MIN_SLOTS..=MAX_SLOTS).contains(&n) => Ok(SlotCount::Fixed(n)),
-        _ => Err(format!("auto, 0, or {MIN_SLOTS} to {MAX_SLOTS} is needed")),
-    }
+}
+
+/// llama-bench joins rules by `;`: commas are inside rules.
+fn overrides(text: &str) -> Result<Overrides, String> {
+    let rules = text.split(';').map(|rule| rule.parse::<Overrides>().map_err(|e| e.to_string()));
+    let rules: Vec<Overrides> = rules.collect::<Result<_, _>>()?;
+    Ok(Overrides(rules.into_iter().flat_map(|rules| rules.0).collect()))
 }
 
 #[cfg(test)]
@@ -239,11 +220,11 @@ mod tests {
         assert_eq!(args.model, [PathBuf::from("a.gguf"), PathBuf::from("b.gguf")]);
         assert_eq!(args.n_prompt, [Numbers(vec![512, 2048]), Numbers(vec![16])]);
         assert_eq!(args.prompt_gen, [(512, 128), (64, 8)]);
-        assert_eq!(args.n_gpu_layers, [-1, 99]);
+        assert_eq!(args.n_gpu_layers, [GpuLayers::Auto, GpuLayers::Last(99)]);
         assert_eq!(args.cache_type_k, [KvTypeArg::Q8_0, KvTypeArg::F16]);
         assert_eq!(args.prefetch_experts_slots, [0, 3, 6].map(SlotCount::Fixed));
         assert_eq!(args.host_source, [HostSourceArg::Mmap, HostSourceArg::Ring]);
-        assert_eq!(args.override_tensor, ["exps=HOST;norm=VRAM"]);
+        assert_eq!(args.override_tensor[0].to_string(), "exps=HOST;norm=VRAM");
         assert_eq!((args.repetitions, args.output, args.no_warmup), (3, Format::Csv, true));
         Ok(())
     }

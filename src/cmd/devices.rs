@@ -140,6 +140,7 @@ fn optional_line(d: &DeviceInfo) -> String {
         (o.memory_budget, "memory budget"),
         (o.external_memory_host, "external memory host"),
         (o.device_fault, "device fault"),
+        (o.calibrated_timestamps, "calibrated timestamps"),
     ];
     let names: Vec<&str> = features.iter().filter(|(has, _)| *has).map(|(_, n)| *n).collect();
     if names.is_empty() { "none".into() } else { names.join(", ") }

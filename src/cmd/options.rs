@@ -98,7 +98,7 @@ fn slots_of_env(env: &dyn Fn(&str) -> Option<String>) -> Result<SlotCount> {
     }
 }
 
-fn host_source(arg: HostSourceArg) -> Option<HostSource> {
+pub(super) fn host_source(arg: HostSourceArg) -> Option<HostSource> {
     match arg {
         HostSourceArg::Auto => None,
         HostSourceArg::Mmap => Some(HostSource::Mmap),
@@ -117,7 +117,7 @@ fn copy_queue(arg: CopyQueueArg) -> Option<CopyQueue> {
     }
 }
 
-fn kv_type(arg: KvTypeArg) -> KvType {
+pub(super) fn kv_type(arg: KvTypeArg) -> KvType {
     match arg {
         KvTypeArg::F32 => KvType::F32,
         KvTypeArg::F16 => KvType::F16,
@@ -126,7 +126,7 @@ fn kv_type(arg: KvTypeArg) -> KvType {
     }
 }
 
-fn mib(n: u64) -> u64 {
+pub(super) fn mib(n: u64) -> u64 {
     n.saturating_mul(1 << 20)
 }
 

@@ -7,12 +7,14 @@ use crate::stream::overlap::{busy_ns, overlap_ns};
 use crate::stream::stats::StreamStats;
 use crate::stream::{CopyMarks, CopyRecord, Streamer};
 use crate::trace::{Span, Track};
-use crate::vk::{Clock, Device, Lane, QueryPool, Recorder};
+use crate::vk::{Calibration, Clock, Device, Lane, QueryPool, Recorder};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Spans timed in a pass, two timestamps each; later ones go untimed.
 const MAX_SPANS: u32 = 4096;
+/// Clocks drift apart by some 20 µs a second.
+const MAX_DRIFT: Duration = Duration::from_millis(500);
 /// Spans that a trace keeps.
 const MAX_TRACE: usize = 2_000_000;
 
@@ -124,7 +126,11 @@ type Interval = (u64, u64);
 
 /// Sums up passes.
 pub(super) struct Profile {
-    clock: Clock,
+    device: Arc<Device>,
+    /// Of the beginning of the pass, if the device can tell.
+    calibration: Option<Calibration>,
+    /// The first tick ever seen: the origin for devices that cannot.
+    first_tick: Option<u64>,
     pub(super) copy_times: CopyTimes,
     stats: StreamStats,
     trace: Option<Vec<Span>>,
@@ -137,7 +143,9 @@ impl Profile {
             false => None,
         };
         Ok(Profile {
-            clock: Clock::new(device)?,
+            device: device.clone(),
+            calibration: device.calibration()?,
+            first_tick: None,
             copy_times: CopyTimes { pool, copies: Vec::new(), open: None },
             stats: StreamStats::default(),
             trace: tracing.then(Vec::new),
@@ -150,12 +158,17 @@ impl Profile {
     }
 
     /// Forgets the copies of the last pass. Nothing is pending.
-    pub(super) fn begin_pass(&mut self) {
+    pub(super) fn begin_pass(&mut self) -> Result<()> {
+        let age = self.calibration.map_or(Duration::ZERO, |c| c.instant.elapsed());
+        if age > MAX_DRIFT {
+            self.calibration = self.device.calibration()?;
+        }
         let n = self.copy_times.copies.len().min(MAX_SPANS as usize) as u32;
         if let (Some(pool), 1..) = (&self.copy_times.pool, n) {
             pool.reset(0..2 * n);
         }
         self.copy_times.copies.clear();
+        Ok(())
     }
 
     /// Reads the timestamps of a pass that is done; gives each submission's estimate and time.
@@ -196,10 +209,10 @@ impl Profile {
     }
 
     fn end_copies(&mut self, streamer: Option<&mut Streamer>) -> Result<Vec<Interval>> {
-        let (Some(pool), Some(streamer)) = (&self.copy_times.pool, streamer) else {
+        let (Some(pool), Some(streamer)) = (self.copy_times.pool.clone(), streamer) else {
             return Ok(Vec::new());
         };
-        let times = self.intervals(pool, self.copy_times.copies.len())?;
+        let times = self.intervals(&pool, self.copy_times.copies.len())?;
         for (copy, &(start, end)) in self.copy_times.copies.iter().zip(&times) {
             streamer.learn_link(copy.bytes, end.saturating_sub(start));
             let tensor = &streamer.tensors()[copy.tensor];
@@ -213,14 +226,19 @@ impl Profile {
     }
 
     /// The first `n` spans of a pool.
-    fn intervals(&self, pool: &QueryPool, n: usize) -> Result<Vec<Interval>> {
+    fn intervals(&mut self, pool: &QueryPool, n: usize) -> Result<Vec<Interval>> {
         let n = n.min(MAX_SPANS as usize) as u32;
         if n == 0 {
             return Ok(Vec::new());
         }
-        let ns: Vec<u64> =
-            pool.read_ticks(0..2 * n)?.iter().map(|&t| self.clock.to_ns(t)).collect();
-        Ok(ns.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
+        let ticks = pool.read_ticks(0..2 * n)?;
+        let format = pool.tick_format();
+        let clock = match &self.calibration {
+            Some(calibration) => Clock::new(calibration, format),
+            None => Clock::uncalibrated(*self.first_tick.get_or_insert(ticks[0]), format),
+        };
+        let ns = |tick: u64| clock.to_ns(tick);
+        Ok(ticks.chunks_exact(2).map(|pair| (ns(pair[0]), ns(pair[1]))).collect())
     }
 
     /// What happened since the last call.

@@ -151,7 +151,7 @@ impl Executor {
     pub fn run(&mut self, pass: &Pass<'_>) -> Result<()> {
         let since = Instant::now();
         self.workspace.write_inputs(pass)?;
-        self.profile.begin_pass();
+        self.profile.begin_pass()?;
         if pass.shape.n_tokens > 1 {
             let (recorded, points) = self.record(pass, Sink::Submit(Vec::new()))?;
             return self.finish(pass, &recorded, &points, since);

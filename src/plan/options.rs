@@ -19,6 +19,17 @@ pub enum GpuLayers {
     All,
 }
 
+impl GpuLayers {
+    /// As llama.cpp's tools print it: -1 for what fits, 99 for all.
+    pub fn number(self) -> i64 {
+        match self {
+            GpuLayers::Auto => -1,
+            GpuLayers::Last(n) => n.into(),
+            GpuLayers::All => 99,
+        }
+    }
+}
+
 /// `-cmoe` and `-ncmoe`: the layers whose experts are in host memory in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuMoe {

@@ -23,6 +23,12 @@ impl Override {
     }
 }
 
+impl PartialEq for Override {
+    fn eq(&self, other: &Self) -> bool {
+        (self.pattern.as_str(), self.place) == (other.pattern.as_str(), other.place)
+    }
+}
+
 impl fmt::Display for Override {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.pattern, self.place.name())
@@ -30,7 +36,7 @@ impl fmt::Display for Override {
 }
 
 /// Rules in order.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides(pub Vec<Override>);
 
 impl Overrides {
@@ -42,6 +48,16 @@ impl Overrides {
     /// Rules under which none of the names falls.
     pub fn unmatched<'a>(&'a self, names: &[&str]) -> Vec<&'a Override> {
         self.0.iter().filter(|rule| !names.iter().any(|name| rule.matches(name))).collect()
+    }
+}
+
+impl fmt::Display for Overrides {
+    /// With `;` between rules, as llama-bench has it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, rule) in self.0.iter().enumerate() {
+            write!(f, "{}{rule}", if i > 0 { ";" } else { "" })?;
+        }
+        Ok(())
     }
 }
 

@@ -11,10 +11,12 @@ use ash::vk;
 use super::barrier;
 pub use super::cache::CacheFile;
 use super::cache::PipelineCache;
+use super::calibrate::Calibrator;
+use super::clock::Calibration;
 use super::command::Commands;
 use super::debug;
 use super::faults::FaultState;
-use super::features::{BFLOAT16_NAME, Features};
+use super::features::{Features, is_enabled};
 use super::info::{self, DeviceInfo, DeviceKind, Heap};
 use super::instance::Instance;
 use super::lanes::{CopyQueue, Lane, LanePlan, QueueId, plan_lanes};
@@ -42,6 +44,7 @@ pub struct Device {
     lanes: [LaneState; Lane::ALL.len()],
     cache: PipelineCache,
     allocator: Arc<vk_mem::Allocator>,
+    calibrator: Option<Calibrator>,
     raw: Arc<RawDevice>,
     info: DeviceInfo,
     plan: LanePlan,
@@ -85,6 +88,7 @@ impl Device {
             lanes,
             cache,
             allocator,
+            calibrator: Calibrator::new(instance, info, &raw)?,
             raw,
             info: info.clone(),
             plan,
@@ -150,6 +154,13 @@ impl Device {
             }
         }
         types
+    }
+
+    /// The same moment on the device's clock and on the host's: what makes ticks of all queues and
+    /// instants of the host comparable, see [`Clock`](super::Clock). `None`: this device cannot tell.
+    /// Takes some microseconds.
+    pub fn calibration(&self) -> Result<Option<Calibration>> {
+        self.calibrator.as_ref().map(|calibrator| calibrator.sample(&self.raw)).transpose()
     }
 
     /// The timeline of a lane.
@@ -313,9 +324,8 @@ fn create(instance: &Instance, info: &DeviceInfo, plan: &LanePlan) -> Result<Raw
                 .queue_priorities(&priorities[..count])
         })
         .collect();
-    // No kernel uses bfloat16 yet, and validation layers up to 1.4.309 do not know the extension.
-    let wanted = info.extensions.iter().map(|name| name.as_c_str());
-    let names: Vec<&CStr> = wanted.filter(|&name| name != BFLOAT16_NAME).collect();
+    let present = info.extensions.iter().map(|name| name.as_c_str());
+    let names: Vec<&CStr> = present.filter(|name| is_enabled(name, &info.extensions)).collect();
     let name_pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
     let mut features = Features::to_enable(&info.optional);
     let mut features = features.link(&names);

@@ -2,7 +2,7 @@
 //! device and for enabling. Also two structs that ash 0.38 (Vulkan 1.3.281) does not have yet.
 #![allow(unsafe_code, reason = "reads features; marks two structs as members of pNext chains")]
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, CString, c_void};
 
 use ash::{ext, khr, vk};
 
@@ -10,7 +10,7 @@ use super::info::Optional;
 
 /// Present from Vulkan 1.4 headers on.
 pub(super) const COOPERATIVE_MATRIX2_NAME: &CStr = c"VK_NV_cooperative_matrix2";
-pub(super) const BFLOAT16_NAME: &CStr = c"VK_KHR_shader_bfloat16";
+const BFLOAT16_NAME: &CStr = c"VK_KHR_shader_bfloat16";
 pub(super) const PORTABILITY_SUBSET_NAME: &CStr = c"VK_KHR_portability_subset";
 
 /// Device extensions without which the engine does not run.
@@ -23,12 +23,23 @@ pub(super) const OPTIONAL_EXTENSIONS: &[&CStr] = &[
     ext::pageable_device_local_memory::NAME,
     ext::external_memory_host::NAME,
     ext::device_fault::NAME,
+    ext::calibrated_timestamps::NAME,
+    khr::calibrated_timestamps::NAME,
     khr::cooperative_matrix::NAME,
     COOPERATIVE_MATRIX2_NAME,
     BFLOAT16_NAME,
     // Must be enabled wherever a driver on top of another API (MoltenVK) lists it.
     PORTABILITY_SUBSET_NAME,
 ];
+
+/// Whether an extension that a device has is enabled on it. Not bfloat16: no kernel uses it yet, and
+/// validation layers up to 1.4.309 do not know it. Not both names of the same extension: old layers
+/// (1.3.239) know only the older.
+pub(super) fn is_enabled(name: &CStr, all: &[CString]) -> bool {
+    let has = |name: &CStr| all.iter().any(|other| other.as_c_str() == name);
+    let twice = name == khr::calibrated_timestamps::NAME && has(ext::calibrated_timestamps::NAME);
+    name != BFLOAT16_NAME && !twice
+}
 
 type Field = fn(&mut Features) -> &mut vk::Bool32;
 type Present = fn(&mut Optional) -> &mut bool;

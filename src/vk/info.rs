@@ -62,6 +62,10 @@ impl DeviceInfo {
     pub fn cache_uuid(&self) -> String {
         self.pipeline_cache_uuid.iter().map(|byte| format!("{byte:02x}")).collect()
     }
+
+    pub(super) fn has_extension(&self, name: &CStr) -> bool {
+        self.extensions.iter().any(|other| other.as_c_str() == name)
+    }
 }
 
 /// The limits that plans and kernels look at.
@@ -151,6 +155,8 @@ pub struct Optional {
     pub pageable_device_local_memory: bool,
     pub external_memory_host: bool,
     pub device_fault: bool,
+    /// Ticks can be compared with the host's clock.
+    pub calibrated_timestamps: bool,
 }
 
 /// Parts of `VK_NV_cooperative_matrix2`.
@@ -206,6 +212,8 @@ pub(super) fn query(
     info.optional = features.optional();
     info.optional.memory_budget = names.contains(&ext::memory_budget::NAME);
     info.optional.external_memory_host = names.contains(&ext::external_memory_host::NAME);
+    info.optional.calibrated_timestamps = names.contains(&ext::calibrated_timestamps::NAME)
+        || names.contains(&khr::calibrated_timestamps::NAME);
     let missing = REQUIRED_EXTENSIONS.iter().filter(|name| !names.contains(name));
     info.missing.extend(missing.map(|name| name.to_string_lossy().into_owned()));
     if info.optional.cooperative_matrix {
@@ -262,7 +270,7 @@ fn add_properties(info: &mut DeviceInfo, raw: &ash::Instance, imports: bool) {
         .push_next(&mut v11)
         .push_next(&mut v12)
         .push_next(&mut v13);
-    if info.extensions.iter().any(|name| name.as_c_str() == khr::push_descriptor::NAME) {
+    if info.has_extension(khr::push_descriptor::NAME) {
         chain = chain.push_next(&mut push);
     }
     if imports {

@@ -3,8 +3,9 @@
 //! Reading order: `instance` finds the devices that `info` describes and `choose` picks from;
 //! `lanes` maps the two logical lanes to queues; `device` owns allocator, queues and the list of
 //! things to destroy later (`retire`); `memory`, `pipeline`, `query` are the objects, `import` makes
-//! buffers of host pages, such as an `arena`'s; `command` records with them, `barrier` being the only
-//! barrier; `timeline` says when submitted work is done. `faults` lets tests have bad drivers.
+//! buffers of host pages, such as an `arena`'s; `clock` and `calibrate` put ticks of all queues and the
+//! host on one clock; `command` records with them, `barrier` being the only barrier; `timeline` says
+//! when submitted work is done. `faults` lets tests have bad drivers.
 //!
 //! Rules of this zone: one `unsafe` operation a block, with a `// SAFETY:` line that names the
 //! owner of every handle and the timeline point after which it may go; every object is RAII and has
@@ -14,7 +15,9 @@
 mod arena;
 mod barrier;
 mod cache;
+mod calibrate;
 mod choose;
+mod clock;
 mod command;
 mod debug;
 mod device;
@@ -35,6 +38,7 @@ mod timeline;
 
 pub use arena::Arena;
 pub use choose::{choose, visible_devices};
+pub use clock::{Calibration, Clock, HostClock, TickFormat};
 pub use command::{Binding, Commands, Recorder, Region, Replay};
 pub use device::{CacheFile, Device, DeviceOptions};
 pub use faults::Faults;

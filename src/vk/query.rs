@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ash::vk;
 
+use super::clock::TickFormat;
 use super::debug;
 use super::device::Device;
 use super::lanes::Lane;
@@ -20,8 +21,7 @@ struct Inner {
     device: Arc<Device>,
     pool: vk::QueryPool,
     count: u32,
-    /// Ticks are counted modulo a power of two.
-    tick_mask: u64,
+    format: TickFormat,
 }
 
 impl QueryPool {
@@ -41,8 +41,8 @@ impl QueryPool {
         let pool = unsafe { raw.vk().create_query_pool(&info, None) }
             .map_err(|result| raw.error(format!("create the query pool {name}"), result))?;
         debug::name(raw, pool, name);
-        let tick_mask = u64::MAX >> (64 - bits.min(64));
-        let pool = Self(Arc::new(Inner { device: device.clone(), pool, count, tick_mask }));
+        let format = TickFormat::new(device.info().limits.timestamp_period_ns, bits);
+        let pool = Self(Arc::new(Inner { device: device.clone(), pool, count, format }));
         pool.reset(0..count);
         Ok(pool)
     }
@@ -57,9 +57,14 @@ impl QueryPool {
         unsafe { device.reset_query_pool(self.0.pool, queries.start, count) };
     }
 
-    /// The timestamps in nanoseconds of the device's clock, once the submission that wrote them is
-    /// done; the first is 0, which also takes care of a clock that wrapped.
-    pub fn read_ns(&self, queries: Range<u32>) -> Result<Vec<u64>> {
+    /// How the lane's queue counts; with a [`Calibration`](super::Calibration) it makes a
+    /// [`Clock`](super::Clock).
+    pub fn tick_format(&self) -> TickFormat {
+        self.0.format
+    }
+
+    /// The timestamps as the queue counted them, once the submission that wrote them is done.
+    pub fn read_ticks(&self, queries: Range<u32>) -> Result<Vec<u64>> {
         self.check_range(&queries);
         let mut ticks = vec![0u64; queries.len()];
         let raw = self.0.device.raw();
@@ -67,10 +72,16 @@ impl QueryPool {
         // SAFETY: the pool is owned here; `ticks` has a place for each query.
         unsafe { raw.vk().get_query_pool_results(self.0.pool, queries.start, &mut ticks, flags) }
             .map_err(|result| raw.error("read timestamps", result))?;
-        let period_ns = f64::from(self.0.device.info().limits.timestamp_period_ns);
+        ticks.iter_mut().for_each(|tick| *tick &= self.0.format.mask);
+        Ok(ticks)
+    }
+
+    /// As [`Self::read_ticks`], in nanoseconds since the first, which also takes care of a clock that
+    /// wrapped.
+    pub fn read_ns(&self, queries: Range<u32>) -> Result<Vec<u64>> {
+        let ticks = self.read_ticks(queries)?;
         let first = ticks.first().copied().unwrap_or(0);
-        let since = |tick: u64| tick.wrapping_sub(first) & self.0.tick_mask;
-        Ok(ticks.iter().map(|&tick| (since(tick) as f64 * period_ns) as u64).collect())
+        Ok(ticks.iter().map(|&tick| self.0.format.ns_between(first, tick)).collect())
     }
 
     pub(super) fn vk(&self) -> vk::QueryPool {

@@ -2,8 +2,10 @@
 //! rarely as possible. Pure.
 
 use crate::cli::KvTypeArg;
-use crate::cli::bench::{BenchArgs, HostSourceArg, Numbers};
+use crate::cli::bench::{BenchArgs, Numbers};
+use crate::cmd::options::host_source;
 use crate::error::{Error, Result};
+use crate::plan::{GpuLayers, Overrides};
 use crate::stream::options::{HostSource, SlotCount};
 use std::path::PathBuf;
 
@@ -26,9 +28,9 @@ pub(super) struct Load {
     /// `None`: the demo model.
     pub(super) model: Option<PathBuf>,
     pub(super) device: Option<String>,
-    pub(super) n_gpu_layers: i32,
+    pub(super) gpu_layers: GpuLayers,
     pub(super) n_cpu_moe: u32,
-    pub(super) override_tensor: Option<String>,
+    pub(super) overrides: Overrides,
     pub(super) host_source: Option<HostSource>,
     pub(super) slots: SlotCount,
     pub(super) vram_limit_mib: Option<u32>,
@@ -105,13 +107,16 @@ pub(super) fn cases(args: &BenchArgs) -> Result<Vec<Case>> {
 fn loads(args: &BenchArgs) -> Vec<Load> {
     let models = or_none(&args.model);
     let devices = or_none(&args.device);
-    let overrides = or_none(&args.override_tensor);
+    let overrides = match args.override_tensor.as_slice() {
+        [] => vec![Overrides::default()],
+        rules => rules.to_vec(),
+    };
     let limits = or_none(&all(&args.vram_limit));
     let mut loads = Vec::new();
     for model in &models {
-        for &n_gpu_layers in &args.n_gpu_layers {
+        for &gpu_layers in &args.n_gpu_layers {
             for &n_cpu_moe in &all(&args.n_cpu_moe) {
-                for (device, override_tensor) in pairs(&devices, &overrides) {
+                for (device, overrides) in pairs(&devices, &overrides) {
                     for &vram_limit_mib in &limits {
                         for (source, slots) in
                             pairs(&args.host_source, &args.prefetch_experts_slots)
@@ -119,10 +124,10 @@ fn loads(args: &BenchArgs) -> Vec<Load> {
                             loads.push(Load {
                                 model: model.clone(),
                                 device: device.clone(),
-                                n_gpu_layers,
+                                gpu_layers,
                                 n_cpu_moe,
-                                override_tensor: override_tensor.clone(),
-                                host_source: HostSourceArg::source(source),
+                                overrides: overrides.clone(),
+                                host_source: host_source(source),
                                 slots,
                                 vram_limit_mib,
                                 n_launch: 0,

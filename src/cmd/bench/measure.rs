@@ -1,9 +1,11 @@
 //! Runs cases: opens engines, feeds them random tokens, takes times.
 
 use super::cases::{Case, Load, Test};
-use crate::cmd::{kv_type, model_path};
+use crate::cmd::model_path;
+use crate::cmd::options::{kv_type, mib};
+use crate::plan::{CpuMoe, PlacementOptions};
 use crate::engine::{Engine, EngineOptions, Outputs, Session};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::stream::options::StreamOptions;
 use crate::stream::stats::StreamStats;
 use rand::{RngExt, SeedableRng};
@@ -36,7 +38,7 @@ impl Opened {
     /// Opens the engine of a case.
     pub(super) fn open(case: &Case) -> Result<Opened> {
         let path = model_path(case.load.model.as_deref())?;
-        let engine = Engine::open(&path, &options(&case.load)?)?;
+        let engine = Engine::open(&path, &options(&case.load))?;
         Ok(Opened { load: case.load.clone(), engine })
     }
 
@@ -59,38 +61,30 @@ impl Opened {
 }
 
 /// What a case's engine is opened with.
-fn options(load: &Load) -> Result<EngineOptions> {
-    let mut options = EngineOptions {
+fn options(load: &Load) -> EngineOptions {
+    EngineOptions {
         device: load.device.clone(),
         n_ctx: load.n_ctx,
         n_ubatch: load.n_launch,
         type_k: kv_type(load.type_k),
         type_v: kv_type(load.type_v),
-        vram_limit_bytes: load.vram_limit_mib.map(|mib| u64::from(mib) << 20),
+        vram_limit_bytes: load.vram_limit_mib.map(|n| mib(n.into())),
+        placement: PlacementOptions {
+            overrides: load.overrides.clone(),
+            cpu_moe: match load.n_cpu_moe {
+                0 => CpuMoe::Unset,
+                n => CpuMoe::First(n),
+            },
+            gpu_layers: load.gpu_layers,
+            margin_bytes: None,
+        },
         stream: StreamOptions {
             host_source: load.host_source,
             slots: load.slots,
             ..StreamOptions::default()
         },
         ..EngineOptions::default()
-    };
-    place(load, &mut options)?;
-    Ok(options)
-}
-
-/// Placement by flags, which the engine does not know yet: here they will become options.
-fn place(load: &Load, _options: &mut EngineOptions) -> Result<()> {
-    let problem = "the engine places weights by --vram-limit only";
-    if load.n_cpu_moe > 0 {
-        return Err(Error::usage("-ncmoe", problem));
     }
-    if load.override_tensor.is_some() {
-        return Err(Error::usage("-ot", problem));
-    }
-    if load.n_gpu_layers >= 0 {
-        log::warn!("-ngl: ignored; {problem}");
-    }
-    Ok(())
 }
 
 /// Tokens that mean nothing.

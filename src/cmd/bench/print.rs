@@ -3,7 +3,7 @@
 use super::cases::Case;
 use super::row::{Row, average, deviation, params, size, slots};
 use crate::cli::bench::Format;
-use crate::cmd::kv_type;
+use crate::cmd::options::kv_type;
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -184,14 +184,14 @@ fn columns() -> Vec<Column> {
         fixed("size", Right, 10, |row| size(row.model.bytes)),
         fixed("params", Right, 10, |row| params(row.model.n_params)),
         fixed("backend", Left, 10, |_| "Vulkan".to_owned()),
-        fixed("ngl", Right, 3, |row| row.case.load.n_gpu_layers.to_string()),
+        fixed("ngl", Right, 3, |row| row.case.load.gpu_layers.number().to_string()),
         setting!("n_cpu_moe", Right, 10, "0", |case: &Case| case.load.n_cpu_moe.to_string()),
         setting!("n_batch", Right, 7, "2048", |case: &Case| case.n_batch.to_string()),
         setting!("n_ubatch", Right, 8, "512", |case: &Case| case.n_ubatch.to_string()),
         setting!("type_k", Left, 6, "f16", |case: &Case| kv_type(case.load.type_k).to_string()),
         setting!("type_v", Left, 6, "f16", |case: &Case| kv_type(case.load.type_v).to_string()),
         setting!("dev", Left, 12, "", |case: &Case| case.load.device.clone().unwrap_or_default()),
-        setting!("ot", Left, 21, "", |case: &Case| escaped(case.load.override_tensor.as_deref())),
+        setting!("ot", Left, 21, "", |case: &Case| escaped(&case.load.overrides.to_string())),
         setting!("vram_limit", Right, 10, "", |case: &Case| {
             case.load.vram_limit_mib.map(|mib| mib.to_string()).unwrap_or_default()
         }),
@@ -214,8 +214,8 @@ fn columns() -> Vec<Column> {
 }
 
 /// A pattern's bars would end the cell.
-fn escaped(text: Option<&str>) -> String {
-    text.unwrap_or_default().replace('|', "\\|")
+fn escaped(text: &str) -> String {
+    text.replace('|', "\\|")
 }
 
 fn figure(value: Option<f64>, factor: f64, unit: &str, decimals: usize) -> String {

@@ -3,7 +3,7 @@
 
 use super::cases::Case;
 use super::measure::Measured;
-use crate::cmd::kv_type;
+use crate::cmd::options::kv_type;
 use crate::engine::Engine;
 use crate::gguf::Gguf;
 use crate::stream::options::SlotCount;
@@ -104,10 +104,10 @@ impl Row {
             ("n_ubatch", json!(case.n_ubatch)),
             ("type_k", json!(kv_type(load.type_k).to_string())),
             ("type_v", json!(kv_type(load.type_v).to_string())),
-            ("n_gpu_layers", json!(load.n_gpu_layers)),
+            ("n_gpu_layers", json!(load.gpu_layers.number())),
             ("n_cpu_moe", json!(load.n_cpu_moe)),
             ("devices", json!(load.device.as_deref().unwrap_or("auto"))),
-            ("tensor_buft_overrides", json!(load.override_tensor.as_deref().unwrap_or("none"))),
+            ("tensor_buft_overrides", json!(overrides)),
             ("host_source", json!(load.host_source.map_or("auto", |source| source.name()))),
             ("prefetch_experts_slots", json!(slots(load.slots))),
             ("vram_limit_mib", json!(load.vram_limit_mib)),
