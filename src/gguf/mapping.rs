@@ -44,8 +44,6 @@ const IMPORT_ALIGN: usize = 64 << 10;
 /// Pages are copied in pieces of this size, each by one thread: small enough for all threads to have
 /// work, large enough that the calls do not count.
 const POPULATE_BYTES: usize = 16 << 20;
-/// The kernel cuts longer requests to read ahead (`force_page_cache_ra`).
-const READ_AHEAD_BYTES: u64 = 1 << 20;
 
 /// A file, mapped for reading.
 #[derive(Debug)]
@@ -288,6 +286,8 @@ fn read_exact_at(file: &File, mut to: &mut [u8], mut offset: u64) -> io::Result<
 #[cfg(target_os = "linux")]
 fn read_ahead(file: &File, range: Range<u64>) {
     use std::os::fd::AsRawFd;
+    /// The kernel cuts longer requests short (`force_page_cache_ra`).
+    const STEP_BYTES: u64 = 1 << 20;
     let advise = |offset: u64, len: u64, advice| {
         if let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) {
             // SAFETY: the descriptor is open; a call that only advises touches no memory of ours.
@@ -295,8 +295,8 @@ fn read_ahead(file: &File, range: Range<u64>) {
         }
     };
     advise(0, 0, libc::POSIX_FADV_SEQUENTIAL);
-    for start in range.clone().step_by(READ_AHEAD_BYTES as usize) {
-        advise(start, READ_AHEAD_BYTES.min(range.end - start), libc::POSIX_FADV_WILLNEED);
+    for start in range.clone().step_by(STEP_BYTES as usize) {
+        advise(start, STEP_BYTES.min(range.end - start), libc::POSIX_FADV_WILLNEED);
     }
 }
 

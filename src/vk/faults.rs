@@ -8,11 +8,14 @@
 //!
 //! [`Instance::new`]: super::Instance::new
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ash::prelude::VkResult;
 use ash::{ext, vk};
 
+use super::arena::Arena;
+use super::import::HostPages;
 use super::info::{DeviceInfo, Heap};
 use crate::{Error, Result};
 
@@ -33,6 +36,8 @@ pub struct Faults {
     pub import_poisons: bool,
     /// Imports are accepted; the first submission that uses one loses the device (i915).
     pub import_fails_at_copy: bool,
+    /// Imports are accepted, and the device reads zeros.
+    pub import_reads_zeros: bool,
     /// The device does not know `VK_EXT_external_memory_host`.
     pub no_import_extension: bool,
     /// The device has one queue.
@@ -62,6 +67,7 @@ const SWITCHES: &[(&str, Switch)] = &[
     ("refuse-read-only-import", |f| &mut f.refuse_read_only_import),
     ("import-poisons", |f| &mut f.import_poisons),
     ("import-fails-at-copy", |f| &mut f.import_fails_at_copy),
+    ("import-reads-zeros", |f| &mut f.import_reads_zeros),
     ("no-import-extension", |f| &mut f.no_import_extension),
     ("one-queue", |f| &mut f.one_queue),
     ("non-coherent", |f| &mut f.non_coherent),
@@ -273,6 +279,15 @@ impl FaultState {
                 || (faults.refuse_read_only_import && !area.private_writable)
         };
         areas.iter().any(refused)
+    }
+
+    /// The pages that the device reads instead of those imported.
+    pub(super) fn pages(&self, pages: &Arc<dyn HostPages>) -> VkResult<Arc<dyn HostPages>> {
+        if !self.faults.import_reads_zeros {
+            return Ok(pages.clone());
+        }
+        let zeros = Arena::new("a fault", pages.bytes().len() as u64);
+        zeros.map(|zeros| Arc::new(zeros) as _).map_err(|_| vk::Result::ERROR_OUT_OF_HOST_MEMORY)
     }
 
     /// No memory type is coherent.

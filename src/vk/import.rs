@@ -25,7 +25,7 @@ const HANDLE: vk::ExternalMemoryHandleTypeFlags =
     vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT;
 
 /// The largest alignment that the specification allows a driver to ask for, and that owners of pages
-/// take care of.
+/// (`Arena`, `PrivateMapping`) keep to.
 const MAX_ALIGNMENT: u64 = 64 << 10;
 
 /// Memory of this process that a device may read.
@@ -48,7 +48,8 @@ pub(super) struct Imported {
 
 impl Buffer {
     /// Imports a range of `pages`. Address and length of the range are multiples of
-    /// `Limits::import_alignment`; no page may be imported twice. What the host writes to the pages
+    /// `Limits::import_alignment`, and no longer than `Limits::import_bytes`; no page may be imported
+    /// twice. What the host writes to the pages
     /// before a submission is seen by it. The pages live as long as the buffer needs them.
     ///
     /// # Errors
@@ -59,38 +60,55 @@ impl Buffer {
         pages: &Arc<dyn HostPages>,
         range: Range<u64>,
     ) -> Result<Self> {
-        let refuse = |problem: &str, result| {
-            let what = format!("the pages of buffer {name}{problem}");
-            Err(Error::ImportRefused { what, result })
-        };
+        check_limits(device)
+            .and_then(|()| Self::import_within_limits(device, name, pages, range))
+            .map_err(|Refusal { problem, result }| match result {
+                vk::Result::ERROR_DEVICE_LOST => {
+                    device.raw().error(format!("import the pages of buffer {name}"), result)
+                }
+                _ => {
+                    let what = format!("the pages of buffer {name}{problem}");
+                    Error::ImportRefused { what, result }
+                }
+            })
+    }
+
+    fn import_within_limits(
+        device: &Arc<Device>,
+        name: &str,
+        pages: &Arc<dyn HostPages>,
+        range: Range<u64>,
+    ) -> Result<Self, Refusal> {
         let limits = &device.info().limits;
-        if device.raw().import().is_none() || limits.import_alignment == 0 {
-            let problem = " (the driver lacks VK_EXT_external_memory_host)";
-            return refuse(problem, vk::Result::ERROR_EXTENSION_NOT_PRESENT);
-        }
-        if limits.import_alignment > MAX_ALIGNMENT {
-            let problem = format!(" (the driver aligns to {} bytes)", limits.import_alignment);
-            return refuse(&problem, vk::Result::ERROR_INVALID_EXTERNAL_HANDLE);
-        }
+        let pages = match device.raw().injected() {
+            Some(injected) => injected.pages(pages)?,
+            None => pages.clone(),
+        };
         let slice = aligned(pages.bytes(), &range, limits.import_alignment);
         let bytes = slice.len() as u64;
-        if bytes > limits.buffer_bytes {
-            let problem = format!(" ({bytes} bytes; one buffer has {})", limits.buffer_bytes);
-            return refuse(&problem, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
+        if bytes > limits.import_bytes() {
+            let problem = format!(" ({bytes} bytes; at most {} at a time)", limits.import_bytes());
+            return Err(Refusal { problem, result: vk::Result::ERROR_OUT_OF_DEVICE_MEMORY });
         }
-        match Unbound::new(device, slice) {
-            Ok(parts) => {
-                let (buffer, memory) = parts.keep();
-                debug::name(device.raw(), memory, name);
-                let imported = Imported { memory, pages: pages.clone() };
-                Ok(Self::assemble(device, name, bytes, buffer, Backing::Imported(imported)))
-            }
-            Err(Refusal { result: result @ vk::Result::ERROR_DEVICE_LOST, .. }) => {
-                Err(device.raw().error(format!("import the pages of buffer {name}"), result))
-            }
-            Err(Refusal { problem, result }) => refuse(problem, result),
-        }
+        let (buffer, memory) = Unbound::new(device, slice)?.keep();
+        debug::name(device.raw(), memory, name);
+        let backing = Backing::Imported(Imported { memory, pages });
+        Ok(Self::assemble(device, name, bytes, buffer, backing))
     }
+}
+
+/// Whether the device imports at all.
+fn check_limits(device: &Device) -> Result<(), Refusal> {
+    let alignment = device.info().limits.import_alignment;
+    if device.raw().import().is_none() || alignment == 0 {
+        let problem = " (the driver lacks VK_EXT_external_memory_host)".into();
+        return Err(Refusal { problem, result: vk::Result::ERROR_EXTENSION_NOT_PRESENT });
+    }
+    if alignment > MAX_ALIGNMENT || !alignment.is_power_of_two() {
+        let problem = format!(" (the driver aligns them to {alignment} bytes)");
+        return Err(Refusal { problem, result: vk::Result::ERROR_INVALID_EXTERNAL_HANDLE });
+    }
+    Ok(())
 }
 
 /// The range of the pages. Panics, for it is our bug, if it is not aligned or not inside.
@@ -108,15 +126,16 @@ fn aligned<'a>(pages: &'a [u8], range: &Range<u64>, alignment: u64) -> &'a [u8] 
 }
 
 /// Why there is no buffer.
+#[derive(Debug)]
 struct Refusal {
     /// In parentheses after a blank, or empty.
-    problem: &'static str,
+    problem: String,
     result: vk::Result,
 }
 
 impl From<vk::Result> for Refusal {
     fn from(result: vk::Result) -> Self {
-        Refusal { problem: "", result }
+        Refusal { problem: String::new(), result }
     }
 }
 
@@ -161,16 +180,17 @@ impl<'a> Unbound<'a> {
         let needs = unsafe { raw.vk().get_buffer_memory_requirements(self.buffer) };
         if needs.size > slice.len() as u64 {
             let result = vk::Result::ERROR_INVALID_EXTERNAL_HANDLE;
-            return Err(Refusal { problem: " (the driver wants a longer range)", result });
+            let problem = " (the driver wants a longer range)".into();
+            return Err(Refusal { problem, result });
         }
         let mut of_pointer = vk::MemoryHostPointerPropertiesEXT::default();
         let ask = import.fp().get_memory_host_pointer_properties_ext;
         // SAFETY: the pointer is that of a slice of mapped pages, aligned as the device asks.
         unsafe { ask(import.device(), HANDLE, slice.as_ptr().cast(), &mut of_pointer) }.result()?;
         let types = self.device.memory_types();
-        choose_type(&types, of_pointer.memory_type_bits, needs.memory_type_bits).ok_or(Refusal {
-            problem: " (no memory type for them is coherent)",
-            result: vk::Result::ERROR_INVALID_EXTERNAL_HANDLE,
+        choose_type(&types, of_pointer.memory_type_bits, needs.memory_type_bits).ok_or_else(|| {
+            let problem = " (no memory type for them is coherent)".into();
+            Refusal { problem, result: vk::Result::ERROR_INVALID_EXTERNAL_HANDLE }
         })
     }
 

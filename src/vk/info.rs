@@ -97,6 +97,21 @@ pub struct Limits {
     pub timestamp_period_ns: f32,
 }
 
+/// Larger imports bring nothing, and ANV silently cuts sizes to 32 bits.
+const IMPORT_BYTES: u64 = 1 << 30;
+
+impl Limits {
+    /// The longest range of host pages to import at a time, a multiple of `import_alignment`; 0: no
+    /// import.
+    pub fn import_bytes(&self) -> u64 {
+        let most = IMPORT_BYTES.min(self.buffer_bytes).min(self.allocation_bytes);
+        match self.import_alignment {
+            0 => 0,
+            alignment => most / alignment * alignment,
+        }
+    }
+}
+
 /// Sizes of a subgroup, in invocations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SubgroupSizes {
