@@ -37,6 +37,7 @@ mod retire;
 mod timeline;
 
 pub use arena::Arena;
+pub(crate) use cache::replace_file;
 pub use choose::{choose, visible_devices};
 pub use clock::{Calibration, Clock, HostClock, TickFormat};
 pub use command::{Binding, Commands, Recorder, Region, Replay};

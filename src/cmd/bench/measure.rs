@@ -3,9 +3,9 @@
 use super::cases::{Case, Load, Test};
 use crate::cmd::model_path;
 use crate::cmd::options::{kv_type, mib};
-use crate::plan::{CpuMoe, PlacementOptions};
 use crate::engine::{Engine, EngineOptions, Outputs, Session};
 use crate::error::Result;
+use crate::plan::{CpuMoe, PlacementOptions};
 use crate::stream::options::StreamOptions;
 use crate::stream::stats::StreamStats;
 use rand::{RngExt, SeedableRng};

@@ -92,6 +92,10 @@ impl Row {
         let (load, test, stats) = (&case.load, case.test, measured.stats);
         let (rates, times) = (self.rates(), nanoseconds(&measured.samples));
         let bound = stats.bound();
+        let overrides = match load.overrides.0.is_empty() {
+            true => "none".to_owned(),
+            false => load.overrides.to_string(),
+        };
         vec![
             ("build_version", json!(env!("CARGO_PKG_VERSION"))),
             ("gpu_info", json!(self.gpu)),
