@@ -5,7 +5,7 @@
 //! the business of `model/`, which reports what it dislikes through [`Gguf::error`].
 //!
 //! Reading order: this file, `parse` (bytes to header), `metadata` (lookups), `ggml_type` (the table
-//! of types), `split` (models in several files), `mapping` (files that shrink while in use), [`write`]
+//! of types), `split` (models in several files), `mapping` (files that shrink while in use), [`mod@write`]
 //! (heads of new files).
 
 mod ggml_type;

@@ -1,7 +1,7 @@
 //! Runs cases: opens engines, feeds them random tokens, takes times.
 
 use super::cases::{Case, Load, Test};
-use crate::cmd::{kv_type, model_path};
+use crate::cmd::model_path;
 use crate::engine::{Engine, EngineOptions, Outputs, Session};
 use crate::error::{Error, Result};
 use crate::stream::options::StreamOptions;
@@ -64,8 +64,8 @@ fn options(load: &Load) -> Result<EngineOptions> {
         device: load.device.clone(),
         n_ctx: load.n_ctx,
         n_ubatch: load.n_launch,
-        type_k: kv_type(load.type_k),
-        type_v: kv_type(load.type_v),
+        type_k: load.type_k,
+        type_v: load.type_v,
         vram_limit_bytes: load.vram_limit_mib.map(|mib| u64::from(mib) << 20),
         stream: StreamOptions {
             host_source: load.host_source,
