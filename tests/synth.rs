@@ -317,6 +317,22 @@ fn the_command_writes_and_replaces_only_when_asked() {
     assert!(ok, "{err}");
 }
 
+/// A limit that the system sets, as a full disk or a quota would: found out while writing.
+#[cfg(unix)]
+#[test]
+fn a_file_that_the_system_refuses_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = r#"trap "" XFSZ; ulimit -f 1000; exec "$0" synth "$1" --preset tiny"#;
+    let out = dir.path().join("x.gguf");
+    let mut sh = Command::new("sh");
+    let output = sh.args(["-c", script, env!("CARGO_BIN_EXE_vkmoe")]).arg(&out).output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success());
+    assert!(err.contains("x.gguf") && err.contains("cannot write"), "{err}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+    assert_eq!(names(dir.path()), [] as [&str; 0]);
+}
+
 #[test]
 fn the_command_names_what_is_wrong() {
     let dir = tempfile::tempdir().unwrap();

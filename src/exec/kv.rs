@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Type of cached keys or values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types, reason = "GGUF's names")]
 pub enum KvType {
     /// 4 bytes each.
     F32,
     /// 2 bytes each.
+    #[default]
     F16,
     /// Blocks of 32 in 34 bytes.
     Q8_0,

@@ -6,7 +6,7 @@
 //!
 //! Reading order: this file, `parse` (bytes to header), `metadata` (lookups), `ggml_type` (the table
 //! of types), `split` (models in several files), `mapping` (files that shrink while in use), `read`
-//! (bytes for memory of one's own), [`write`] (heads of new files).
+//! (bytes for memory of one's own), [`mod@write`] (heads of new files).
 
 mod ggml_type;
 mod mapping;

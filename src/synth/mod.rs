@@ -3,7 +3,8 @@
 //!
 //! Reading order: [`presets`] (the table of models), `layout` (an architecture's tensors), `keys` (its
 //! metadata and a vocabulary), [`mix`] (which tensor gets which type), `fill` (what a tensor's random
-//! values look like), `blocks` (random blocks of a type), [`file`] (all of it to disk, in parallel).
+//! values look like), `blocks` (random blocks of a type), [`mod@file`] (all of it to disk, in
+//! parallel).
 //!
 //! Layouts, keys and mixes follow llama.cpp (`src/models/*.cpp`, `conversion/*.py`,
 //! `src/llama-quant.cpp`): a file has the tensors, the types and so the bytes of the one that people

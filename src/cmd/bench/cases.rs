@@ -1,16 +1,16 @@
 //! What is to be measured: every combination of the flags' values, in an order that loads each model as
 //! rarely as possible. Pure.
 
-use crate::cli::KvTypeArg;
 use crate::cli::bench::{BenchArgs, Numbers};
-use crate::cmd::options::host_source;
+use crate::cmd::options::{host_source, kv_type};
 use crate::error::{Error, Result};
+use crate::exec::kv::KvType;
 use crate::plan::{GpuLayers, Overrides};
 use crate::stream::options::{HostSource, SlotCount};
 use std::path::PathBuf;
 
 /// One row of the result.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Case {
     /// The engine that it needs.
     pub(super) load: Load,
@@ -23,7 +23,7 @@ pub(super) struct Case {
 }
 
 /// What an engine is opened with: it stays open as long as this stays the same.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Load {
     /// `None`: the demo model.
     pub(super) model: Option<PathBuf>,
@@ -36,14 +36,14 @@ pub(super) struct Load {
     pub(super) vram_limit_mib: Option<u32>,
     /// Tokens of a launch: the ubatch, but no more than a batch.
     pub(super) n_launch: u32,
-    pub(super) type_k: KvTypeArg,
-    pub(super) type_v: KvTypeArg,
+    pub(super) type_k: KvType,
+    pub(super) type_v: KvType,
     /// Room for the largest of the cases.
     pub(super) n_ctx: u32,
 }
 
 /// Tokens in the cache before, tokens of the prompt, tokens generated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Test {
     pub(super) n_depth: u32,
     pub(super) n_prompt: u32,
@@ -75,7 +75,7 @@ impl Test {
     }
 }
 
-/// All combinations, llama-bench's loops: what needs another engine outside, depths and tests inside.
+/// All combinations, in the order of llama-bench's loops: what needs another engine changes last.
 pub(super) fn cases(args: &BenchArgs) -> Result<Vec<Case>> {
     let (batches, ubatches) = (all(&args.batch_size), all(&args.ubatch_size));
     for (flag, sizes) in [("-b", &batches), ("-ub", &ubatches)] {
@@ -83,65 +83,49 @@ pub(super) fn cases(args: &BenchArgs) -> Result<Vec<Case>> {
             return Err(Error::usage(flag, "0 tokens at once are too few"));
         }
     }
-    let mut cases = Vec::new();
-    for load in loads(args) {
-        for &n_batch in &batches {
-            for &n_ubatch in &ubatches {
-                for (type_k, type_v) in pairs(&args.cache_type_k, &args.cache_type_v) {
-                    let n_launch = n_ubatch.min(n_batch);
-                    let load = Load { n_launch, type_k, type_v, ..load.clone() };
-                    let case = |test| Case { load: load.clone(), n_batch, n_ubatch, test };
-                    cases.extend(tests(args).into_iter().map(case));
-                }
-            }
-        }
-    }
+    let mut cases = Cases(vec![Case::default()]);
+    cases.multiply(&or_none(&args.model), |case, model| case.load.model = model);
+    cases.multiply(&args.n_gpu_layers, |case, n| case.load.gpu_layers = n);
+    cases.multiply(&all(&args.n_cpu_moe), |case, n| case.load.n_cpu_moe = n);
+    cases.multiply(&or_none(&args.device), |case, device| case.load.device = device);
+    let overrides = match args.override_tensor.as_slice() {
+        [] => vec![Overrides::default()],
+        rules => rules.to_vec(),
+    };
+    cases.multiply(&overrides, |case, rules| case.load.overrides = rules);
+    let limits = or_none(&all(&args.vram_limit));
+    cases.multiply(&limits, |case, mib| case.load.vram_limit_mib = mib);
+    cases.multiply(&args.host_source, |case, source| case.load.host_source = host_source(source));
+    cases.multiply(&args.prefetch_experts_slots, |case, slots| case.load.slots = slots);
+    cases.multiply(&batches, |case, n| case.n_batch = n);
+    cases.multiply(&ubatches, |case, n| case.n_ubatch = n);
+    cases.multiply(&args.cache_type_k, |case, ty| case.load.type_k = kv_type(ty));
+    cases.multiply(&args.cache_type_v, |case, ty| case.load.type_v = kv_type(ty));
+    cases.multiply(&tests(args), |case, test| case.test = test);
+    let mut cases = cases.0;
     if cases.is_empty() {
         return Err(Error::usage("-p, -n, -pg", "no tokens to process or to generate"));
+    }
+    for case in &mut cases {
+        case.load.n_launch = case.n_ubatch.min(case.n_batch);
     }
     share_contexts(&mut cases);
     Ok(cases)
 }
 
-/// The combinations of what decides about loading; the sizes of launches and the cache come later.
-fn loads(args: &BenchArgs) -> Vec<Load> {
-    let models = or_none(&args.model);
-    let devices = or_none(&args.device);
-    let overrides = match args.override_tensor.as_slice() {
-        [] => vec![Overrides::default()],
-        rules => rules.to_vec(),
-    };
-    let limits = or_none(&all(&args.vram_limit));
-    let mut loads = Vec::new();
-    for model in &models {
-        for &gpu_layers in &args.n_gpu_layers {
-            for &n_cpu_moe in &all(&args.n_cpu_moe) {
-                for (device, overrides) in pairs(&devices, &overrides) {
-                    for &vram_limit_mib in &limits {
-                        for (source, slots) in
-                            pairs(&args.host_source, &args.prefetch_experts_slots)
-                        {
-                            loads.push(Load {
-                                model: model.clone(),
-                                device: device.clone(),
-                                gpu_layers,
-                                n_cpu_moe,
-                                overrides: overrides.clone(),
-                                host_source: host_source(source),
-                                slots,
-                                vram_limit_mib,
-                                n_launch: 0,
-                                type_k: KvTypeArg::F16,
-                                type_v: KvTypeArg::F16,
-                                n_ctx: 0,
-                            });
-                        }
-                    }
-                }
-            }
-        }
+struct Cases(Vec<Case>);
+
+impl Cases {
+    /// Each case once with each of the values.
+    fn multiply<T: Clone>(&mut self, values: &[T], set: impl Fn(&mut Case, T)) {
+        let with = |case: &Case, value: &T| {
+            let mut case = case.clone();
+            set(&mut case, value.clone());
+            case
+        };
+        let each = |case| values.iter().map(|value| with(case, value)).collect::<Vec<_>>();
+        self.0 = self.0.iter().flat_map(each).collect();
     }
-    loads
 }
 
 /// The tests of one combination: at each depth prompts, then generations, then both.
@@ -183,12 +167,6 @@ fn or_none<T: Clone>(values: &[T]) -> Vec<Option<T>> {
         [] => vec![None],
         values => values.iter().cloned().map(Some).collect(),
     }
-}
-
-/// Every pair, the first value changing slower.
-fn pairs<A: Clone, B: Clone>(first: &[A], second: &[B]) -> Vec<(A, B)> {
-    let with = |a: &A| second.iter().map(|b| (a.clone(), b.clone())).collect::<Vec<_>>();
-    first.iter().flat_map(with).collect()
 }
 
 #[cfg(test)]

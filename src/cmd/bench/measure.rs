@@ -2,7 +2,7 @@
 
 use super::cases::{Case, Load, Test};
 use crate::cmd::model_path;
-use crate::cmd::options::{kv_type, mib};
+use crate::cmd::options::mib;
 use crate::engine::{Engine, EngineOptions, Outputs, Session};
 use crate::error::Result;
 use crate::plan::{CpuMoe, PlacementOptions};
@@ -66,8 +66,8 @@ fn options(load: &Load) -> EngineOptions {
         device: load.device.clone(),
         n_ctx: load.n_ctx,
         n_ubatch: load.n_launch,
-        type_k: kv_type(load.type_k),
-        type_v: kv_type(load.type_v),
+        type_k: load.type_k,
+        type_v: load.type_v,
         vram_limit_bytes: load.vram_limit_mib.map(|n| mib(n.into())),
         placement: PlacementOptions {
             overrides: load.overrides.clone(),

@@ -3,7 +3,6 @@
 use super::cases::Case;
 use super::row::{Row, average, deviation, params, size, slots};
 use crate::cli::bench::Format;
-use crate::cmd::options::kv_type;
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -188,8 +187,8 @@ fn columns() -> Vec<Column> {
         setting!("n_cpu_moe", Right, 10, "0", |case: &Case| case.load.n_cpu_moe.to_string()),
         setting!("n_batch", Right, 7, "2048", |case: &Case| case.n_batch.to_string()),
         setting!("n_ubatch", Right, 8, "512", |case: &Case| case.n_ubatch.to_string()),
-        setting!("type_k", Left, 6, "f16", |case: &Case| kv_type(case.load.type_k).to_string()),
-        setting!("type_v", Left, 6, "f16", |case: &Case| kv_type(case.load.type_v).to_string()),
+        setting!("type_k", Left, 6, "f16", |case: &Case| case.load.type_k.to_string()),
+        setting!("type_v", Left, 6, "f16", |case: &Case| case.load.type_v.to_string()),
         setting!("dev", Left, 12, "", |case: &Case| case.load.device.clone().unwrap_or_default()),
         setting!("ot", Left, 21, "", |case: &Case| escaped(&case.load.overrides.to_string())),
         setting!("vram_limit", Right, 10, "", |case: &Case| {

@@ -3,7 +3,6 @@
 
 use super::cases::Case;
 use super::measure::Measured;
-use crate::cmd::options::kv_type;
 use crate::engine::Engine;
 use crate::gguf::Gguf;
 use crate::stream::options::SlotCount;
@@ -106,8 +105,8 @@ impl Row {
             ("model_n_params", json!(model.n_params)),
             ("n_batch", json!(case.n_batch)),
             ("n_ubatch", json!(case.n_ubatch)),
-            ("type_k", json!(kv_type(load.type_k).to_string())),
-            ("type_v", json!(kv_type(load.type_v).to_string())),
+            ("type_k", json!(load.type_k.to_string())),
+            ("type_v", json!(load.type_v.to_string())),
             ("n_gpu_layers", json!(load.gpu_layers.number())),
             ("n_cpu_moe", json!(load.n_cpu_moe)),
             ("devices", json!(load.device.as_deref().unwrap_or("auto"))),
