@@ -173,7 +173,11 @@ impl Pinning<'_> {
         let files = &files[..within(files.iter().map(FileTensor::bytes), job.budget.bytes)];
         let limits = &job.device.info().limits;
         // An arena is rounded up to whole huge pages.
-        let limit = PIN_CHUNK_BYTES.min(limits.buffer_bytes).min(limits.allocation_bytes);
+        let limit = match job.source {
+            HostSource::Mmap | HostSource::Arena => limits.import_bytes(),
+            _ => limits.buffer_bytes.min(limits.allocation_bytes),
+        };
+        let limit = PIN_CHUNK_BYTES.min(limit);
         let limit = limit / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         let mappings = self.mappings()?;
         let mut plan = match job.source {
