@@ -178,6 +178,13 @@ impl Engine {
         &self.plan
     }
 
+    /// Waits for what loading left to the background: passes are as fast as they get from now on.
+    pub fn finish_loading(&mut self) {
+        if let Some(streamer) = self.executor.streamer_mut() {
+            streamer.wait_for_pins();
+        }
+    }
+
     /// What moved since the last call, and how long it took.
     pub fn take_stats(&mut self) -> StreamStats {
         self.executor.take_stats()

@@ -1,7 +1,7 @@
 //! Flags of `vkmoe bench`: llama-bench's, most of which take lists. `-p 512,2048` and `-p 512 -p 2048`
 //! are the same; ranges are `1-8`, `128-512+128` and `128-2048*2`.
 
-use super::{HostSourceArg, KvTypeArg, gpu_layers};
+use super::{CopyQueueArg, HostSourceArg, KvTypeArg, gpu_layers};
 use crate::plan::{GpuLayers, Overrides};
 use crate::stream::options::SlotCount;
 use clap::{Args, ValueEnum};
@@ -65,6 +65,9 @@ pub struct BenchArgs {
     /// Where experts in host memory are copied from
     #[arg(long, value_enum, default_value = "auto", value_delimiter = ',')]
     pub host_source: Vec<HostSourceArg>,
+    /// Queue that copies run on
+    #[arg(long, value_enum, default_value = "auto", value_delimiter = ',')]
+    pub copy_queue: Vec<CopyQueueArg>,
     /// Plan as if the device had only this much memory free
     #[arg(long, value_name = "MiB")]
     pub vram_limit: Vec<Numbers>,

@@ -108,7 +108,7 @@ pub(super) fn host_source(arg: HostSourceArg) -> Option<HostSource> {
     }
 }
 
-fn copy_queue(arg: CopyQueueArg) -> Option<CopyQueue> {
+pub(super) fn copy_queue(arg: CopyQueueArg) -> Option<CopyQueue> {
     match arg {
         CopyQueueArg::Auto => None,
         CopyQueueArg::Transfer => Some(CopyQueue::Transfer),

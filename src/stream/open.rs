@@ -41,6 +41,7 @@ pub fn route(device: &Device, gguf: &Gguf, options: &StreamOptions) -> Result<Ro
         let plan = plan_lanes(info, copy_queue)?;
         let is_used = |kind| plan_lanes(info, Some(kind)).is_ok_and(|other| other == plan);
         let used = probe.copy_gbps.iter().find(|(kind, _)| is_used(*kind));
+        log::info!("host source {source}: {}; copy queues {:?}", probe.why, probe.copy_gbps);
         Ok(Route { source, copy_queue, link_gbps: used.map(|(_, gbps)| *gbps) })
     };
     if let Some(source) = options.host_source {

@@ -253,6 +253,13 @@ impl Streamer {
         direct.map(read).sum()
     }
 
+    /// Waits until everything that will be pinned is.
+    pub fn wait_for_pins(&mut self) {
+        if let Some(pins) = &mut self.parts.pins {
+            pins.wait();
+        }
+    }
+
     /// What the pinning came to; `None` while it goes on.
     pub fn pin_report(&self) -> Option<PinReport> {
         let pins = self.parts.pins.as_ref()?;

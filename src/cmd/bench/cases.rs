@@ -2,11 +2,12 @@
 //! rarely as possible. Pure.
 
 use crate::cli::bench::{BenchArgs, Numbers};
-use crate::cmd::options::{host_source, kv_type};
+use crate::cmd::options::{copy_queue, host_source, kv_type};
 use crate::error::{Error, Result};
 use crate::exec::kv::KvType;
 use crate::plan::{GpuLayers, Overrides};
 use crate::stream::options::{HostSource, SlotCount};
+use crate::vk::CopyQueue;
 use std::path::PathBuf;
 
 /// One row of the result.
@@ -33,6 +34,7 @@ pub(super) struct Load {
     pub(super) overrides: Overrides,
     pub(super) host_source: Option<HostSource>,
     pub(super) slots: SlotCount,
+    pub(super) copy_queue: Option<CopyQueue>,
     pub(super) vram_limit_mib: Option<u32>,
     /// Tokens of a launch: the ubatch, but no more than a batch.
     pub(super) n_launch: u32,
@@ -97,6 +99,7 @@ pub(super) fn cases(args: &BenchArgs) -> Result<Vec<Case>> {
     cases.multiply(&limits, |case, mib| case.load.vram_limit_mib = mib);
     cases.multiply(&args.host_source, |case, source| case.load.host_source = host_source(source));
     cases.multiply(&args.prefetch_experts_slots, |case, slots| case.load.slots = slots);
+    cases.multiply(&args.copy_queue, |case, arg| case.load.copy_queue = copy_queue(arg));
     cases.multiply(&batches, |case, n| case.n_batch = n);
     cases.multiply(&ubatches, |case, n| case.n_ubatch = n);
     cases.multiply(&args.cache_type_k, |case, ty| case.load.type_k = kv_type(ty));

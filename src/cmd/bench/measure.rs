@@ -38,7 +38,8 @@ impl Opened {
     /// Opens the engine of a case.
     pub(super) fn open(case: &Case) -> Result<Opened> {
         let path = model_path(case.load.model.as_deref())?;
-        let engine = Engine::open(&path, &options(&case.load))?;
+        let mut engine = Engine::open(&path, &options(&case.load))?;
+        engine.finish_loading();
         Ok(Opened { load: case.load.clone(), engine })
     }
 
@@ -81,6 +82,7 @@ fn options(load: &Load) -> EngineOptions {
         stream: StreamOptions {
             host_source: load.host_source,
             slots: load.slots,
+            copy_queue: load.copy_queue,
             ..StreamOptions::default()
         },
         ..EngineOptions::default()

@@ -197,6 +197,9 @@ fn columns() -> Vec<Column> {
         setting!("host_source", Left, 11, "auto", |case: &Case| {
             case.load.host_source.map_or("auto", |source| source.name()).to_owned()
         }),
+        setting!("copy_queue", Left, 10, "auto", |case: &Case| {
+            case.load.copy_queue.map_or("auto", |queue| queue.name()).to_owned()
+        }),
         setting!("slots", Right, 5, "auto", |case: &Case| slots(case.load.slots)),
         fixed("test", Right, 15, |row| row.case.test.name()),
         fixed("t/s", Right, 20, |row| {

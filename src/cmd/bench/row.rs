@@ -112,6 +112,7 @@ impl Row {
             ("devices", json!(load.device.as_deref().unwrap_or("auto"))),
             ("tensor_buft_overrides", json!(overrides)),
             ("host_source", json!(load.host_source.map_or("auto", |source| source.name()))),
+            ("copy_queue", json!(load.copy_queue.map_or("auto", |queue| queue.name()))),
             ("prefetch_experts_slots", json!(slots(load.slots))),
             ("vram_limit_mib", json!(load.vram_limit_mib)),
             ("n_prompt", json!(test.n_prompt)),
