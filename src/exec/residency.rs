@@ -83,18 +83,13 @@ impl Residency {
     }
 }
 
-/// Largest buffer of a device.
-fn buffer_limit(device: &Device) -> u64 {
-    let limits = &device.info().limits;
-    limits.buffer_bytes.min(limits.allocation_bytes)
-}
-
 /// Copies weights through a ring of staging buffers on the copy lane.
 struct Loader<'a> {
     device: &'a Arc<Device>,
     gguf: &'a Gguf,
     bar: &'a ProgressBar,
     ring: Vec<(Buffer, Option<Point>)>,
+    slot_bytes: u64,
     next: usize,
     buffers: Vec<Buffer>,
 }
@@ -104,10 +99,10 @@ const RING_SLOT_BYTES: u64 = 16 << 20;
 
 impl<'a> Loader<'a> {
     fn new(device: &'a Arc<Device>, gguf: &'a Gguf, bar: &'a ProgressBar) -> Result<Self> {
-        let slot =
-            |i| Buffer::new(device, &format!("load.{i}"), RING_SLOT_BYTES, MemoryKind::Upload);
+        let slot_bytes = RING_SLOT_BYTES.min(device.info().limits.allocated_buffer_bytes());
+        let slot = |i| Buffer::new(device, &format!("load.{i}"), slot_bytes, MemoryKind::Upload);
         let ring = (0..RING_SLOTS).map(|i| Ok((slot(i)?, None))).collect::<Result<_>>()?;
-        Ok(Loader { device, gguf, bar, ring, next: 0, buffers: Vec::new() })
+        Ok(Loader { device, gguf, bar, ring, slot_bytes, next: 0, buffers: Vec::new() })
     }
 
     /// Allocates and fills the chunks of the chosen weights.
@@ -118,7 +113,7 @@ impl<'a> Loader<'a> {
         kind: MemoryKind,
         pieces: &mut [Vec<(Buffer, u64)>],
     ) -> Result<()> {
-        let limit = buffer_limit(self.device);
+        let limit = self.device.info().limits.allocated_buffer_bytes();
         let largest = chosen.iter().max_by_key(|&&w| weights[w].matrix_bytes);
         if let Some(w) =
             largest.map(|&w| &weights[w]).filter(|w| w.matrix_bytes + TAIL_BYTES > limit)
@@ -158,8 +153,8 @@ impl<'a> Loader<'a> {
             let Some((buffer, offset)) = run.first() else { continue };
             let (data, after) = rest.split_at(run.len() * w.matrix_bytes as usize);
             rest = after;
-            for (i, part) in data.chunks(RING_SLOT_BYTES as usize).enumerate() {
-                let to = offset + i as u64 * RING_SLOT_BYTES;
+            for (i, part) in data.chunks(self.slot_bytes as usize).enumerate() {
+                let to = offset + i as u64 * self.slot_bytes;
                 if buffer.is_mapped() {
                     buffer.write(to, part)?
                 } else {
@@ -201,9 +196,9 @@ impl<'a> Loader<'a> {
         }
         let bytes = (entries.len() * 8).max(8) as u64;
         let buffer = Buffer::new(self.device, "weights.table", bytes, MemoryKind::Device)?;
-        for (i, part) in bytemuck::cast_slice(&entries).chunks(RING_SLOT_BYTES as usize).enumerate()
-        {
-            self.stage(&buffer, i as u64 * RING_SLOT_BYTES, part)?;
+        let bytes: &[u8] = bytemuck::cast_slice(&entries);
+        for (i, part) in bytes.chunks(self.slot_bytes as usize).enumerate() {
+            self.stage(&buffer, i as u64 * self.slot_bytes, part)?;
         }
         let table_of = |(w, start): (&WeightInfo, usize)| match w.role {
             Role::Experts => buffer.address() + start as u64 * 8,

@@ -269,6 +269,9 @@ impl Executor {
             let what = format!("part {} of {} of a forward pass", i + 1, points.len());
             self.workspace.device.wait(point, &what)?;
         }
+        if let Some(streamer) = &self.streamer {
+            streamer.check_pages()?;
+        }
         let n_tokens = pass.shape.n_tokens;
         let direct_bytes = self.streamer.as_ref().map_or(0, |s| s.direct_bytes(n_tokens));
         let learned = self.profile.end_pass(

@@ -31,6 +31,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use memmap2::MmapMut;
 use rayon::prelude::*;
@@ -51,6 +52,7 @@ pub(super) struct Mapping {
     // Dropped in this order: the slot must be free before the addresses are.
     guard: guard::Guard,
     map: memmap2::Mmap,
+    modified: Option<SystemTime>,
     file: Arc<File>,
     path: PathBuf,
 }
@@ -59,12 +61,13 @@ impl Mapping {
     /// Maps a regular file (anything else could block, or have no length).
     pub(super) fn open(path: &Path) -> Result<Self> {
         let file = open_regular(path).map_err(file_error(path, "open"))?;
+        let modified = file.metadata().map_err(file_error(path, "examine"))?.modified().ok();
         // SAFETY: another process may write the file while we read it. The parser copies what it
         // decides on, tensors are numbers of any bits, and a shorter file is the guard's business.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(file_error(path, "map"))?;
         let guard =
             guard::Guard::new(&map, guard::Access::Read).map_err(file_error(path, "map"))?;
-        Ok(Mapping { guard, map, file: Arc::new(file), path: path.to_owned() })
+        Ok(Mapping { guard, map, modified, file: Arc::new(file), path: path.to_owned() })
     }
 
     /// The whole file. Zeros where it has shrunk since: see [`check`](Self::check).
@@ -72,10 +75,10 @@ impl Mapping {
         &self.map
     }
 
-    /// An error if bytes handed out may not be the file's: it has changed its length, or a page could
-    /// not be read.
+    /// An error if bytes handed out may not be the file's as it was: it has changed its length or was
+    /// written to, or a page could not be read.
     pub(super) fn check(&self) -> Result<()> {
-        check(&self.file, &self.path, self.map.len(), &self.guard)
+        check(&self.file, &self.path, (self.map.len(), self.modified), &self.guard)
     }
 
     /// Fills `to` with the file's bytes from `offset` on.
@@ -99,7 +102,8 @@ impl Mapping {
         let file_pages = &window.bytes()[..self.map.len()];
         let guard = guard::Guard::new(file_pages, guard::Access::Write).map_err(failed)?;
         let (file, path) = (self.file.clone(), self.path.clone());
-        Ok(PrivateMapping { guard, window, file_bytes: self.map.len(), file, path })
+        let (file_bytes, modified) = (self.map.len(), self.modified);
+        Ok(PrivateMapping { guard, window, file_bytes, modified, file, path })
     }
 }
 
@@ -111,6 +115,7 @@ pub struct PrivateMapping {
     guard: guard::Guard,
     window: Window,
     file_bytes: usize,
+    modified: Option<SystemTime>,
     file: Arc<File>,
     path: PathBuf,
 }
@@ -140,7 +145,7 @@ impl PrivateMapping {
 
     /// As [`Gguf::check`](super::Gguf::check), for what was read through this mapping.
     pub fn check(&self) -> Result<()> {
-        check(&self.file, &self.path, self.file_bytes, &self.guard)
+        check(&self.file, &self.path, (self.file_bytes, self.modified), &self.guard)
     }
 }
 
@@ -247,11 +252,20 @@ impl Window {
 /// No page is smaller.
 const PAGE_BYTES: usize = 4096;
 
-/// The error of [`Mapping::check`], for a mapping of `then` bytes.
-fn check(file: &File, path: &Path, then: usize, guard: &guard::Guard) -> Result<()> {
-    let now = file.metadata().map_err(file_error(path, "examine"))?.len();
+/// The error of [`Mapping::check`], for a file that had `then` bytes and was `modified` then. Where the
+/// file system keeps no times, only the length can tell.
+fn check(
+    file: &File,
+    path: &Path,
+    (then, modified): (usize, Option<SystemTime>),
+    guard: &guard::Guard,
+) -> Result<()> {
+    let facts = file.metadata().map_err(file_error(path, "examine"))?;
+    let now = facts.len();
     let problem = if now != then as u64 {
         format!("it changed from {then} to {now} bytes while in use")
+    } else if facts.modified().ok() != modified {
+        "it was written to while in use".to_owned()
     } else if guard.damaged() {
         "a page of it could not be read while in use".to_owned()
     } else {

@@ -149,7 +149,7 @@ impl Gguf {
         self.mappings[part].map_private().map(Arc::new)
     }
 
-    /// An error if a file has changed its length, or could not be read, since it was opened. To be
+    /// An error if a file was written to, or could not be read, since it was opened. To be
     /// asked after bytes were read and before what was made of them counts.
     pub fn check(&self) -> Result<()> {
         self.mappings.iter().try_for_each(Mapping::check)

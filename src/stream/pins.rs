@@ -20,7 +20,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// Chunks are no larger, so that the first tensors can soon be read where they are.
 const PIN_CHUNK_BYTES: u64 = 256 << 20;
 
@@ -59,6 +58,7 @@ pub struct PinJob {
 
 /// The pinning thread. Dropping this stops it after the chunk it is at.
 pub struct Pins {
+    source: HostSource,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -91,7 +91,7 @@ impl Pins {
             finished: AtomicBool::new(false),
             state: Mutex::new(State { ready: Vec::new(), report, failed: None }),
         });
-        let theirs = shared.clone();
+        let (source, theirs) = (job.source, shared.clone());
         let work = move || {
             let since = Instant::now();
             let result = Pinning { job: &job, shared: &theirs }.run();
@@ -110,7 +110,7 @@ impl Pins {
             action: "start",
             source,
         })?;
-        Ok(Pins { shared, thread: Some(thread) })
+        Ok(Pins { source, shared, thread: Some(thread) })
     }
 
     /// The tensors that became complete since the last call.
@@ -133,6 +133,11 @@ impl Pins {
             // A panic there was reported; what it left undone goes through the ring.
             let _ = thread.join();
         }
+    }
+
+    /// How it pins.
+    pub fn source(&self) -> HostSource {
+        self.source
     }
 
     /// What became of it, once it is finished.
@@ -172,13 +177,12 @@ impl Pinning<'_> {
         let files: Vec<FileTensor> = job.tensors.iter().map(|t| t.file).collect();
         let files = &files[..within(files.iter().map(FileTensor::bytes), job.budget.bytes)];
         let limits = &job.device.info().limits;
-        // An arena is rounded up to whole huge pages.
+        // Imports are of whole pages; their limit is a multiple of them.
         let limit = match job.source {
             HostSource::Mmap | HostSource::Arena => limits.import_bytes(),
-            _ => limits.buffer_bytes.min(limits.allocation_bytes),
+            _ => limits.allocated_buffer_bytes(),
         };
         let limit = PIN_CHUNK_BYTES.min(limit);
-        let limit = limit / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         let mappings = self.mappings()?;
         let mut plan = match job.source {
             HostSource::Mmap => {
@@ -270,8 +274,9 @@ impl Pinning<'_> {
             Content::Reads(reads) => {
                 let mut arena = Arena::new("the experts' arena", chunk.bytes)?;
                 self.read(reads, arena.bytes_mut())?;
-                let bytes = arena.bytes().len() as u64;
-                Ok(Prepared::Pages(Arc::new(arena), 0..bytes))
+                // Whole pages, but no more: a huge page may be more than the device imports at a time.
+                let page = job.device.info().limits.import_alignment.max(1);
+                Ok(Prepared::Pages(Arc::new(arena), 0..chunk.bytes.next_multiple_of(page)))
             }
         }
     }
@@ -313,7 +318,8 @@ impl Pinning<'_> {
             0 => (Vec::new(), Vec::new()),
             n => {
                 let matrices = Matrices { n, bytes: t.file.matrix_bytes, phase: 0 };
-                let (mut pieces, sizes) = pack(&[matrices], u64::MAX);
+                let limit = self.job.device.info().limits.allocated_buffer_bytes();
+                let (mut pieces, sizes) = pack(&[matrices], limit);
                 (pieces.pop().unwrap_or_default(), sizes)
             }
         };

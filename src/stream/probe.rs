@@ -237,23 +237,27 @@ impl Trial<'_> {
         Device::open(self.instance, self.info, options)
     }
 
-    /// At most `bytes` bytes of the source.
+    /// At most `bytes` bytes of the source, and no more than the device takes at a time.
     fn sample(&self, device: &Arc<Device>, bytes: u64) -> Result<Sample> {
+        let limits = &device.info().limits;
+        let allocated_bytes = bytes.min(limits.allocated_buffer_bytes());
+        // Without imports the limit is 0, and the import says so.
+        let imported_bytes = bytes.min(limits.import_bytes());
         match self.source {
             HostSource::Mmap => {
                 let pages = self.gguf.map_private(0)?;
-                let bytes = bytes.min(pages.bytes().len() as u64);
+                let bytes = imported_bytes.min(pages.bytes().len() as u64);
                 pages.populate(0..bytes)?;
                 imported(device, pages, bytes)
             }
             HostSource::Arena => {
-                let mut arena = Arena::new("a trial of imports", bytes)?;
+                let mut arena = Arena::new("a trial of imports", imported_bytes)?;
                 let to = arena.bytes_mut();
                 to.copy_from_slice(&pattern(to.len()));
-                imported(device, Arc::new(arena), bytes)
+                imported(device, Arc::new(arena), imported_bytes)
             }
-            HostSource::Host => allocated(device, MemoryKind::HostRead, bytes),
-            HostSource::Ring => allocated(device, MemoryKind::Upload, bytes),
+            HostSource::Host => allocated(device, MemoryKind::HostRead, allocated_bytes),
+            HostSource::Ring => allocated(device, MemoryKind::Upload, allocated_bytes),
         }
     }
 }

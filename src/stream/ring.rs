@@ -25,10 +25,10 @@ const MIN_READ_BYTES: u64 = 64 << 10;
 const READS_PER_THREAD: u64 = 4;
 
 /// Number and size of the pieces. `total_bytes`: all that ever passes through; `free_bytes`: host
-/// memory that may be used.
-pub fn layout(total_bytes: u64, free_bytes: u64) -> (u32, u64) {
+/// memory that may be used; `limit_bytes`: no piece is larger.
+pub fn layout(total_bytes: u64, free_bytes: u64, limit_bytes: u64) -> (u32, u64) {
     let ring_bytes = RING_BYTES.min(free_bytes / 8).min(total_bytes.next_multiple_of(1 << 16));
-    let piece_bytes = (ring_bytes / MIN_PIECES).clamp(1 << 16, PIECE_BYTES);
+    let piece_bytes = (ring_bytes / MIN_PIECES).clamp(1 << 16, PIECE_BYTES).min(limit_bytes);
     let n = (ring_bytes / piece_bytes).max(MIN_PIECES);
     (n as u32, piece_bytes)
 }
@@ -172,9 +172,14 @@ mod tests {
 
         /// The ring stays within its share of memory, and can always make progress.
         #[test]
-        fn rings_are_modest(total in 1u64..1 << 40, free in 1u64 << 24..1 << 40) {
-            let (n, piece_bytes) = layout(total, free);
-            prop_assert!(u64::from(n) >= MIN_PIECES && piece_bytes >= 1 << 16);
+        fn rings_are_modest(
+            total in 1u64..1 << 40,
+            free in 1u64 << 24..1 << 40,
+            limit in 1u64 << 12..1 << 30,
+        ) {
+            let (n, piece_bytes) = layout(total, free, limit);
+            prop_assert!(u64::from(n) >= MIN_PIECES && piece_bytes >= limit.min(1 << 16));
+            prop_assert!(piece_bytes <= limit);
             let bytes = u64::from(n) * piece_bytes;
             prop_assert!(bytes <= (free / 8).max(MIN_PIECES << 16) && bytes <= RING_BYTES);
         }

@@ -115,9 +115,11 @@ fn allocate(
 ) -> Result<Allocated> {
     let slot = |slot: u32| -> Result<Vec<Buffer>> {
         let chunk = |(i, &bytes): (usize, &u64)| {
+            // Two names, since only what the device lacks is refused where slots are made to fail.
+            let place = if kind == MemoryKind::Device { "slot" } else { "host-slot" };
             let name = match i {
-                0 => format!("slot.{slot}"),
-                i => format!("slot.{slot}.{i}"),
+                0 => format!("{place}.{slot}"),
+                i => format!("{place}.{slot}.{i}"),
             };
             Buffer::new(device, &name, bytes, kind)
         };

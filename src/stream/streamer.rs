@@ -8,6 +8,7 @@
 use super::chaos::Chaos;
 use super::gate::{Access, Gate};
 use super::host_tensor::HostTensor;
+use super::options::{HostSource, MIN_SLOTS};
 use super::packing::{self, ChunkRegion, Piece};
 use super::pin_budget::PinReport;
 use super::pins::{Pinned, Pins};
@@ -83,7 +84,7 @@ pub struct Streamer {
 impl Streamer {
     /// With nothing allocated yet.
     pub fn new(parts: StreamerParts) -> Result<Self> {
-        let limit = buffer_limit(&parts.device);
+        let limit = parts.device.info().limits.allocated_buffer_bytes();
         let too_large = |t: &&HostTensor| {
             t.file.matrix_bytes + packing::TAIL_BYTES + packing::WEIGHT_ALIGN > limit
         };
@@ -242,6 +243,16 @@ impl Streamer {
         self.slots.iter().flat_map(Slots::buffers).chain(direct)
     }
 
+    /// An error if kernels of the last pass read pages of a file that changed meanwhile. What was copied
+    /// was checked when it was read.
+    pub fn check_pages(&self) -> Result<()> {
+        let pins = self.parts.pins.as_ref();
+        match pins.is_some_and(|pins| pins.source() == HostSource::Mmap) {
+            true => self.parts.gguf.check(),
+            false => Ok(()),
+        }
+    }
+
     /// Bytes that kernels of a pass of `n_tokens` read from host memory, by estimate.
     pub fn direct_bytes(&self, n_tokens: u32) -> u64 {
         let direct = (0..self.access.len()).filter(|&t| self.access[t] == Access::Direct);
@@ -304,27 +315,36 @@ impl Streamer {
         Ok(())
     }
 
-    /// Allocates the slots: as many as wanted, or fewer.
+    /// Allocates the slots: as many as wanted, or fewer. What is not pinned needs one at least, if need be
+    /// in host memory; what is pinned, kernels can read where it is.
     fn reserve_slots(&mut self) -> Result<()> {
         if self.slots.is_some() {
             return Ok(());
         }
         let device = &self.parts.device;
-        let mut layout = SlotLayout::new(&self.parts.tensors, buffer_limit(device));
+        let limit = device.info().limits.allocated_buffer_bytes();
+        let mut layout = SlotLayout::new(&self.parts.tensors, limit);
         let wanted = self.parts.n_slots.max(1);
-        let tries = (1..=wanted).rev().map(|n| (n, MemoryKind::Device));
-        for (n, kind) in tries.chain([(1, MemoryKind::HostRead)]) {
+        let is_must = self.pinned.iter().any(Option::is_none);
+        let least = if is_must { 1 } else { MIN_SLOTS };
+        let of_device = (least..=wanted).rev().map(|n| (n, MemoryKind::Device));
+        for (n, kind) in of_device.chain(is_must.then_some((1, MemoryKind::HostRead))) {
             match Slots::new(device, layout, n, kind) {
                 Ok(slots) => {
-                    self.tell_fewer(wanted, n, kind);
+                    tell_fewer(wanted, n, kind);
                     self.rotation = Rotation::new(n);
-                    self.no_prefetch = n < 2;
+                    self.no_prefetch = n < MIN_SLOTS;
                     self.slots = Some(slots);
                     return Ok(());
                 }
                 Err((Error::OutOfMemory { .. }, same)) => layout = same,
                 Err((e, _)) => return Err(e),
             }
+        }
+        if !is_must {
+            tell_fewer(wanted, 0, MemoryKind::Device);
+            self.no_prefetch = true;
+            return Ok(());
         }
         Err(Error::OutOfMemory {
             what: "one staging slot".into(),
@@ -334,25 +354,16 @@ impl Streamer {
         })
     }
 
-    fn tell_fewer(&self, wanted: u32, n: u32, kind: MemoryKind) {
-        match (n, kind) {
-            _ if n == wanted && kind == MemoryKind::Device => {}
-            (1, MemoryKind::Device) => {
-                log::warn!("no memory for {wanted} staging slots: experts are not prefetched");
-            }
-            (1, _) => log::warn!("no device memory for a staging slot: it is in host memory"),
-            _ => log::warn!("no memory for {wanted} staging slots: {n} are used"),
-        }
-    }
-
     /// Allocates the ring if this pass needs it, and frees it once nothing will.
     fn reserve_ring(&mut self) -> Result<()> {
         let unpinned = |&&t: &&usize| self.pinned[t].is_none();
         if self.uses.iter().any(|t| unpinned(&t)) {
             if self.ring.is_none() {
                 let total = self.parts.tensors.iter().map(|t| t.file.bytes()).sum();
-                let layout = ring::layout(total, self.parts.free_host_bytes);
-                self.ring = Some(Ring::new(&self.parts.device, layout)?);
+                let device = &self.parts.device;
+                let limit = device.info().limits.allocated_buffer_bytes();
+                let layout = ring::layout(total, self.parts.free_host_bytes, limit);
+                self.ring = Some(Ring::new(device, layout)?);
             }
         } else if self.settled && self.pinned.iter().all(Option::is_some) {
             self.ring = None;
@@ -500,15 +511,24 @@ pub trait CopyMarks {
     fn end(&mut self, recorder: &mut Recorder);
 }
 
+/// One line if there are fewer slots than wanted.
+fn tell_fewer(wanted: u32, n: u32, kind: MemoryKind) {
+    match (n, kind) {
+        _ if n == wanted && kind == MemoryKind::Device => {}
+        (0 | 1, MemoryKind::Device) => {
+            log::warn!("no memory for {wanted} staging slots: experts are not prefetched");
+        }
+        (_, MemoryKind::Device) => {
+            log::warn!("no memory for {wanted} staging slots: {n} are used");
+        }
+        _ => log::warn!("no device memory for a staging slot: it is in host memory"),
+    }
+}
+
 fn waits(copy: &Copy) -> Vec<Point> {
     let points = [(Lane::Compute, copy.after_compute), (Lane::Copy, copy.after_copy)];
     let points = points.into_iter().filter(|(_, value)| *value > 0);
     points.map(|(lane, value)| Point { lane, value }).collect()
-}
-
-fn buffer_limit(device: &Device) -> u64 {
-    let limits = &device.info().limits;
-    limits.buffer_bytes.min(limits.allocation_bytes)
 }
 
 /// Writes entries of a table that no submission reads now.

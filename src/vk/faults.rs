@@ -20,7 +20,7 @@ use super::info::{DeviceInfo, Heap};
 use crate::{Error, Result};
 
 const VARIABLE: &str = "VKMOE_FAULTS";
-/// Buffers whose names begin so are staging slots.
+/// Buffers whose names begin so are staging slots in the device's memory.
 const SLOT_PREFIX: &str = "slot.";
 
 /// What goes wrong. The default: nothing.
@@ -38,6 +38,8 @@ pub struct Faults {
     pub import_fails_at_copy: bool,
     /// Imports are accepted, and the device reads zeros.
     pub import_reads_zeros: bool,
+    /// A device takes so many imports; later ones are refused, as where locked memory runs out.
+    pub max_imports: Option<u64>,
     /// The device does not know `VK_EXT_external_memory_host`.
     pub no_import_extension: bool,
     /// The device has one queue.
@@ -52,7 +54,7 @@ pub struct Faults {
     pub import_alignment_bytes: Option<u64>,
     /// After a device's budget was asked for once, it is so much smaller.
     pub budget_drops_bytes: Option<u64>,
-    /// So many staging slots can be allocated at a time.
+    /// So many buffers of staging slots can be allocated in the device's memory at a time.
     pub max_slots: Option<u64>,
     /// This submission, counted from 1, loses the device.
     pub device_lost_after: Option<u64>,
@@ -73,12 +75,17 @@ const SWITCHES: &[(&str, Switch)] = &[
     ("non-coherent", |f| &mut f.non_coherent),
 ];
 
-/// Name, bytes in one unit of the value, what the value may be, field.
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// Name, bytes in one unit of the value, what the value may be, field. Bytes can also be given in KiB:
+/// `max-buffer=384KiB`.
 const NUMBERS: &[(&str, u64, Values, Number)] = &[
-    ("max-buffer", 1 << 20, Values::Positive, |f| &mut f.max_buffer_bytes),
-    ("storage-range", 1 << 20, Values::Positive, |f| &mut f.storage_range_bytes),
-    ("import-alignment", 1 << 10, Values::Alignment, |f| &mut f.import_alignment_bytes),
-    ("budget-drops", 1 << 20, Values::Positive, |f| &mut f.budget_drops_bytes),
+    ("max-buffer", MIB, Values::Positive, |f| &mut f.max_buffer_bytes),
+    ("storage-range", MIB, Values::Positive, |f| &mut f.storage_range_bytes),
+    ("import-alignment", KIB, Values::Alignment, |f| &mut f.import_alignment_bytes),
+    ("max-imports", 1, Values::NoneOrAny, |f| &mut f.max_imports),
+    ("budget-drops", MIB, Values::Positive, |f| &mut f.budget_drops_bytes),
     ("slot-allocation-fails", 1, Values::NoneOrAny, |f| &mut f.max_slots),
     ("device-lost-after", 1, Values::Positive, |f| &mut f.device_lost_after),
 ];
@@ -120,6 +127,13 @@ impl Values {
 }
 
 impl Faults {
+    /// All that a list may name, presets first.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        let presets = PRESETS.iter().map(|(name, _)| *name);
+        let switches = SWITCHES.iter().map(|(name, _)| *name);
+        presets.chain(switches).chain(NUMBERS.iter().map(|(name, ..)| *name))
+    }
+
     /// What the variable `VKMOE_FAULTS` asks for.
     pub fn from_env() -> Result<Self> {
         let faults = Self::parse(&std::env::var(VARIABLE).unwrap_or_default())?;
@@ -194,9 +208,13 @@ fn is_known(name: &str) -> bool {
 }
 
 fn number(name: &str, value: Option<&str>, unit: u64, values: Values) -> Result<u64> {
-    let parsed = match (value, values) {
+    let (text, unit) = match value.map(|value| (value, value.strip_suffix("KiB"))) {
+        Some((_, Some(kib))) if unit > 1 => (Some(kib), KIB),
+        _ => (value, unit),
+    };
+    let parsed = match (text, values) {
         (None, Values::NoneOrAny) => Some(0),
-        (value, _) => value.and_then(|value| value.parse::<u64>().ok()),
+        (text, _) => text.and_then(|text| text.parse::<u64>().ok()),
     };
     parsed
         .filter(|&value| values.allow(value))
@@ -208,9 +226,7 @@ fn number(name: &str, value: Option<&str>, unit: u64, values: Values) -> Result<
 }
 
 fn unknown(item: &str) -> Error {
-    let names = PRESETS.iter().map(|(name, _)| *name);
-    let names = names.chain(SWITCHES.iter().map(|(name, _)| *name));
-    let names: Vec<&str> = names.chain(NUMBERS.iter().map(|(name, ..)| *name)).collect();
+    let names: Vec<&str> = Faults::names().collect();
     Error::usage(VARIABLE, format!("no fault `{item}`; there are: {}", names.join(", ")))
 }
 
@@ -218,6 +234,7 @@ fn unknown(item: &str) -> Error {
 pub(super) struct FaultState {
     faults: Faults,
     poisoned: AtomicBool,
+    imports: AtomicU64,
     lost: AtomicBool,
     submissions: AtomicU64,
     budget_known: AtomicBool,
@@ -231,6 +248,7 @@ impl FaultState {
             Box::new(Self {
                 faults: faults.clone(),
                 poisoned: AtomicBool::new(false),
+                imports: AtomicU64::new(0),
                 lost: AtomicBool::new(false),
                 submissions: AtomicU64::new(0),
                 budget_known: AtomicBool::new(false),
@@ -256,7 +274,9 @@ impl FaultState {
     pub(super) fn import(&self, pages: &[u8]) -> VkResult<()> {
         self.alive()?;
         let poisoned = self.faults.import_poisons && self.poisoned.load(Ordering::Relaxed);
-        match poisoned || self.refuses(pages) {
+        let before = self.imports.fetch_add(1, Ordering::Relaxed);
+        let too_many = self.faults.max_imports.is_some_and(|most| before >= most);
+        match poisoned || too_many || self.refuses(pages) {
             true => {
                 self.poisoned.store(true, Ordering::Relaxed);
                 // What NVIDIA's driver answers; others say INVALID_EXTERNAL_HANDLE or UNKNOWN.
@@ -428,6 +448,8 @@ mod tests {
         for (name, items) in PRESETS {
             assert_eq!(Faults::parse(name).unwrap(), Faults::parse(items).unwrap());
         }
+        let bytes = |list| Faults::parse(list).unwrap().max_buffer_bytes;
+        assert_eq!(bytes("max-buffer=384KiB"), Some(384 << 10));
         let slots = |list| Faults::parse(list).unwrap().max_slots;
         assert_eq!(slots("slot-allocation-fails"), Some(0));
         assert_eq!(slots("slot-allocation-fails=2"), Some(2));
@@ -447,7 +469,13 @@ mod tests {
             problem("import-alignment=3"),
             "VKMOE_FAULTS: `import-alignment` takes a power of two up to 64, not `3`"
         );
-        for list in ["device-lost-after=0", "max-buffer=-1", "max-buffer=99999999999999999"] {
+        for list in [
+            "device-lost-after=0",
+            "device-lost-after=1KiB",
+            "max-buffer=-1",
+            "max-buffer=0KiB",
+            "max-buffer=99999999999999999",
+        ] {
             assert!(problem(list).starts_with("VKMOE_FAULTS: `"), "{list}");
         }
     }
@@ -485,6 +513,13 @@ mod tests {
         let faults = state("import-fails-at-copy");
         assert_eq!(faults.submit(false), Ok(()));
         assert_eq!(faults.submit(true), Err(vk::Result::ERROR_DEVICE_LOST));
+    }
+
+    #[test]
+    fn imports_run_out() {
+        let faults = state("max-imports=2");
+        let results = [0; 4].map(|_| faults.import(&[]).is_ok());
+        assert_eq!(results, [true, true, false, false]);
     }
 
     #[test]

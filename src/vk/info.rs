@@ -101,6 +101,11 @@ pub struct Limits {
 const IMPORT_BYTES: u64 = 1 << 30;
 
 impl Limits {
+    /// The largest buffer that memory can be allocated for.
+    pub fn allocated_buffer_bytes(&self) -> u64 {
+        self.buffer_bytes.min(self.allocation_bytes)
+    }
+
     /// The longest range of host pages to import at a time, a multiple of `import_alignment`; 0: no
     /// import.
     pub fn import_bytes(&self) -> u64 {
