@@ -176,8 +176,9 @@ impl Profile {
         &mut self,
         pool: &QueryPool,
         recorded: &Recorded,
-        streamer: Option<&mut Streamer>,
-        (wall, direct_bytes): (Duration, u64),
+        mut streamer: Option<&mut Streamer>,
+        n_tokens: u32,
+        wall: Duration,
     ) -> Result<Vec<(f64, f64)>> {
         let mut learned = Vec::new();
         let mut compute: Vec<Interval> = Vec::new();
@@ -196,9 +197,14 @@ impl Profile {
                 }
             }
         }
-        let copies = self.end_copies(streamer)?;
+        let copies = self.end_copies(streamer.as_deref_mut())?;
+        let streamed_bytes = self.copy_times.copies.iter().map(|c| c.bytes).sum();
+        let direct_bytes = streamer.as_deref().map_or(0, |s| s.direct_bytes(n_tokens));
+        if let Some(streamer) = streamer {
+            streamer.learn_pass(n_tokens, streamed_bytes, wall.as_nanos() as u64);
+        }
         self.stats.add(&StreamStats {
-            streamed_bytes: self.copy_times.copies.iter().map(|c| c.bytes).sum(),
+            streamed_bytes,
             direct_bytes,
             copy_ns: busy_ns(&copies),
             compute_ns: busy_ns(&compute),

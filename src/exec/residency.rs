@@ -11,7 +11,8 @@ use crate::graph::WeightId;
 use crate::model::weights::{Role, WeightInfo};
 use crate::plan::Place;
 use crate::stream::packing::{CHUNK_BYTES, Matrices, TAIL_BYTES, WEIGHT_ALIGN, pack};
-use crate::vk::{Buffer, Device, Lane, MemoryKind, Point, Recorder, Replay};
+use crate::stream::ring::{self, Ring};
+use crate::vk::{Buffer, Device, Lane, MemoryKind, Recorder, Replay};
 use indicatif::ProgressBar;
 use std::sync::Arc;
 
@@ -88,21 +89,18 @@ struct Loader<'a> {
     device: &'a Arc<Device>,
     gguf: &'a Gguf,
     bar: &'a ProgressBar,
-    ring: Vec<(Buffer, Option<Point>)>,
-    slot_bytes: u64,
-    next: usize,
+    ring: Ring,
     buffers: Vec<Buffer>,
 }
 
-const RING_SLOTS: usize = 4;
-const RING_SLOT_BYTES: u64 = 16 << 20;
+/// The ring that loads takes an eighth of this: enough to be filled and copied at a time.
+const RING_SHARE_OF: u64 = 1 << 30;
 
 impl<'a> Loader<'a> {
     fn new(device: &'a Arc<Device>, gguf: &'a Gguf, bar: &'a ProgressBar) -> Result<Self> {
-        let slot_bytes = RING_SLOT_BYTES.min(device.info().limits.allocated_buffer_bytes());
-        let slot = |i| Buffer::new(device, &format!("load.{i}"), slot_bytes, MemoryKind::Upload);
-        let ring = (0..RING_SLOTS).map(|i| Ok((slot(i)?, None))).collect::<Result<_>>()?;
-        Ok(Loader { device, gguf, bar, ring, slot_bytes, next: 0, buffers: Vec::new() })
+        let limit = device.info().limits.allocated_buffer_bytes();
+        let ring = Ring::new(device, ring::layout(gguf.total_bytes(), RING_SHARE_OF, limit))?;
+        Ok(Loader { device, gguf, bar, ring, buffers: Vec::new() })
     }
 
     /// Allocates and fills the chunks of the chosen weights.
@@ -148,36 +146,44 @@ impl<'a> Loader<'a> {
     /// Copies one weight, consecutive matrices of a chunk together.
     fn fill(&mut self, w: &WeightInfo, at: &[(Buffer, u64)]) -> Result<()> {
         let gguf = self.gguf;
-        let mut rest = gguf.bytes(&gguf.tensors()[w.tensor]);
+        let tensor = &gguf.tensors()[w.tensor];
+        let mut from = 0;
         for run in at.chunk_by(|a, b| a.1 + w.matrix_bytes == b.1) {
             let Some((buffer, offset)) = run.first() else { continue };
-            let (data, after) = rest.split_at(run.len() * w.matrix_bytes as usize);
-            rest = after;
-            for (i, part) in data.chunks(self.slot_bytes as usize).enumerate() {
-                let to = offset + i as u64 * self.slot_bytes;
-                if buffer.is_mapped() {
-                    buffer.write(to, part)?
-                } else {
-                    self.stage(buffer, to, part)?
-                }
-                self.bar.inc(part.len() as u64);
+            let bytes = run.len() as u64 * w.matrix_bytes;
+            if buffer.is_mapped() {
+                buffer.write_with(*offset, bytes, |memory| {
+                    gguf.read_parallel(tensor, from, memory)
+                })?;
+                self.bar.inc(bytes);
+            } else {
+                self.stage(buffer, *offset, bytes, |at, memory| {
+                    gguf.read_parallel(tensor, from + at, memory)
+                })?;
             }
+            from += bytes;
         }
         gguf.check()
     }
 
-    /// One copy through the next slot of the ring, once the slot's last copy is done.
-    fn stage(&mut self, to: &Buffer, offset: u64, data: &[u8]) -> Result<()> {
-        let (slot, busy) = &mut self.ring[self.next];
-        self.next = (self.next + 1) % RING_SLOTS;
-        if let Some(point) = busy.take() {
-            self.device.wait(point, "a copy of weights")?;
+    /// Copies through the ring: `fill` gives the bytes from a position on.
+    fn stage(
+        &mut self,
+        to: &Buffer,
+        offset: u64,
+        bytes: u64,
+        fill: impl Fn(u64, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let piece_bytes = self.ring.piece_bytes();
+        for at in (0..bytes).step_by(piece_bytes as usize) {
+            let n = piece_bytes.min(bytes - at);
+            let (index, piece) = self.ring.fill(self.device, n, |memory| fill(at, memory))?;
+            let mut recorder = Recorder::new(self.device, Lane::Copy, "load", Replay::Once)?;
+            recorder.copy(&piece, 0, to, offset + at, n);
+            let commands = recorder.finish()?;
+            self.ring.copied(index, self.device.submit(Lane::Copy, &[&commands], &[])?);
+            self.bar.inc(n);
         }
-        slot.write(0, data)?;
-        let mut recorder = Recorder::new(self.device, Lane::Copy, "load", Replay::Once)?;
-        recorder.copy(slot, 0, to, offset, data.len() as u64);
-        let commands = recorder.finish()?;
-        *busy = Some(self.device.submit(Lane::Copy, &[&commands], &[])?);
         Ok(())
     }
 
@@ -197,9 +203,10 @@ impl<'a> Loader<'a> {
         let bytes = (entries.len() * 8).max(8) as u64;
         let buffer = Buffer::new(self.device, "weights.table", bytes, MemoryKind::Device)?;
         let bytes: &[u8] = bytemuck::cast_slice(&entries);
-        for (i, part) in bytes.chunks(self.slot_bytes as usize).enumerate() {
-            self.stage(&buffer, i as u64 * self.slot_bytes, part)?;
-        }
+        self.stage(&buffer, 0, bytes.len() as u64, |at, memory| {
+            memory.copy_from_slice(&bytes[at as usize..at as usize + memory.len()]);
+            Ok(())
+        })?;
         let table_of = |(w, start): (&WeightInfo, usize)| match w.role {
             Role::Experts => buffer.address() + start as u64 * 8,
             Role::Dense | Role::Vector => 0,
@@ -209,9 +216,7 @@ impl<'a> Loader<'a> {
     }
 
     fn finish(&mut self) -> Result<()> {
-        for point in self.ring.iter_mut().filter_map(|(_, busy)| busy.take()) {
-            self.device.wait(point, "the last weights")?;
-        }
+        self.ring.finish(self.device)?;
         self.gguf.check()
     }
 }

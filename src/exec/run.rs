@@ -272,13 +272,12 @@ impl Executor {
         if let Some(streamer) = &self.streamer {
             streamer.check_pages()?;
         }
-        let n_tokens = pass.shape.n_tokens;
-        let direct_bytes = self.streamer.as_ref().map_or(0, |s| s.direct_bytes(n_tokens));
         let learned = self.profile.end_pass(
             &self.workspace.timestamps,
             recorded,
             self.streamer.as_mut(),
-            (since.elapsed(), direct_bytes),
+            pass.shape.n_tokens,
+            since.elapsed(),
         )?;
         for (estimate_ns, ns) in learned {
             self.workspace.pace.learn(estimate_ns, ns);

@@ -27,6 +27,7 @@ pub use metadata::{Array, Metadata, Value};
 use names::{NameIndex, Twice, quoted};
 use parse::Fault;
 pub use parse::Header;
+pub use read::Part;
 
 use crate::error::{Error, Result};
 

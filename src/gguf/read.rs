@@ -3,13 +3,18 @@
 
 use rayon::prelude::*;
 
+use std::ops::Range;
+
 use super::{Gguf, TensorInfo};
 use crate::error::Result;
 
-/// Requests are no smaller, unless the whole is: one page fault at a time, a disk gives a fifth of this.
-const MIN_REQUEST_BYTES: usize = 1 << 20;
+/// Bytes of a tensor, and their place in the memory that they are read to.
+pub type Part = (Range<u64>, u64);
+
+/// Requests are no smaller, unless the whole is.
+const MIN_REQUEST_BYTES: usize = 64 << 10;
 /// Requests are no larger, so that all threads end at about the same time.
-const MAX_REQUEST_BYTES: usize = 16 << 20;
+const MAX_REQUEST_BYTES: usize = 1 << 20;
 /// Requests for each thread, so that a slow one does not hold up the rest.
 const REQUESTS_PER_THREAD: usize = 4;
 
@@ -28,13 +33,30 @@ impl Gguf {
 
     /// As [`Self::read_at`], with all threads of rayon's pool and large requests.
     pub fn read_parallel(&self, tensor: &TensorInfo, offset: u64, to: &mut [u8]) -> Result<()> {
-        let start = start_in_file(tensor, offset, to.len());
+        let end = offset.saturating_add(to.len() as u64);
+        self.read_parts(tensor, &[(offset..end, 0)], to)
+    }
+
+    /// Reads parts of a tensor, which ascend, to their places in `to`; what lies between the places
+    /// stays as it is. Threads and panics as [`Self::read_parallel`].
+    pub fn read_parts(&self, tensor: &TensorInfo, parts: &[Part], mut to: &mut [u8]) -> Result<()> {
+        let bytes: u64 = parts.iter().map(|(range, _)| range.end - range.start).sum();
+        let request = request_bytes(bytes as usize, rayon::current_num_threads());
+        let mut reads: Vec<(u64, &mut [u8])> = Vec::new();
+        let mut position = 0;
+        for (range, place) in parts {
+            let len = (range.end - range.start) as usize;
+            let start = start_in_file(tensor, range.start, len);
+            let (_, rest) = std::mem::take(&mut to).split_at_mut((place - position) as usize);
+            let (target, rest) = rest.split_at_mut(len);
+            reads.extend((start..).step_by(request).zip(target.chunks_mut(request)));
+            position = place + len as u64;
+            to = rest;
+        }
         let mapping = &self.mappings[tensor.part];
-        let request = request_bytes(to.len(), rayon::current_num_threads());
-        to.par_chunks_mut(request).enumerate().try_for_each(|(i, piece)| {
-            let at = start + (i * request) as u64;
-            mapping.will_read(at, piece.len() as u64);
-            mapping.read_at(at, piece)
+        reads.into_par_iter().try_for_each(|(at, target)| {
+            mapping.will_read(at, target.len() as u64);
+            mapping.read_at(at, target)
         })
     }
 }
@@ -65,7 +87,7 @@ mod tests {
     fn requests_are_large_but_leave_work_for_all_threads() {
         assert_eq!(request_bytes(0, 4), MIN_REQUEST_BYTES);
         assert_eq!(request_bytes(1 << 20, 16), MIN_REQUEST_BYTES);
-        assert_eq!(request_bytes(64 << 20, 4), 4 << 20);
+        assert_eq!(request_bytes(8 << 20, 4), 512 << 10);
         assert_eq!(request_bytes(1 << 34, 16), MAX_REQUEST_BYTES);
     }
 }

@@ -29,29 +29,107 @@ pub struct Gate {
     pub n_used: u32,
     /// Tokens of the pass.
     pub n_tokens: u32,
-    /// Speed of the bus in bytes per nanosecond, which is GB/s.
-    pub link_gbps: f64,
     /// Time per expert tensor for which the bus would be idle without prefetching.
     pub idle_ns: f64,
 }
 
 impl Gate {
     /// The decision.
-    pub fn access(&self) -> Access {
-        let wasted_ns = (1.0 - self.touched_share()) * self.bytes as f64 / self.link_gbps;
-        if self.prefetch && wasted_ns <= self.idle_ns {
-            Access::Prefetch
-        } else if self.readable {
-            Access::Direct
-        } else {
-            Access::Gather
-        }
+    pub fn access(&self, speeds: &Speeds) -> Access {
+        let without = if self.readable { Access::Direct } else { Access::Gather };
+        let copy_ns = self.bytes as f64 / speeds.link_gbps;
+        let used_bytes = self.touched_share() * self.bytes as f64;
+        let used_ns = match speeds.measured(without, self.n_tokens) {
+            Some(gbps) => used_bytes / gbps,
+            None => used_bytes / speeds.expected(without) + self.idle_ns,
+        };
+        if self.prefetch && copy_ns <= used_ns { Access::Prefetch } else { without }
     }
 
     /// Expected share of the experts that at least one token uses, were they chosen evenly.
     pub fn touched_share(&self) -> f64 {
         touched_share(self.n_expert, self.n_used, self.n_tokens)
     }
+}
+
+/// Speeds in bytes per nanosecond, which is GB/s: of the bus, and what passes got of it that waited for
+/// the router. The latter also depends on kernels and file, so it is learned as passes go by.
+#[derive(Clone, Debug)]
+pub struct Speeds {
+    /// Of copies of whole tensors.
+    link_gbps: f64,
+    /// By power of two of the tokens; `None` before there was such a pass.
+    direct: [Option<f64>; BUCKETS],
+    gather: [Option<f64>; BUCKETS],
+}
+
+const BUCKETS: usize = 33;
+/// Gathering waits for the host twice a layer (H200: 12 of 49 GB/s).
+const GATHER_SHARE: f64 = 0.25;
+/// One measurement counts for so much, once there are several.
+const WEIGHT: f64 = 0.3;
+/// An unlucky measurement is forgotten by so much at each pass that goes the other way.
+const FORGET: f64 = 1.02;
+
+impl Speeds {
+    /// With a bus of this speed, and nothing learned.
+    pub fn new(link_gbps: f64) -> Self {
+        Speeds { link_gbps, direct: [None; BUCKETS], gather: [None; BUCKETS] }
+    }
+
+    /// Learns from the copy of a tensor.
+    pub fn learn_link(&mut self, bytes: u64, ns: u64) {
+        // Short copies measure their fixed costs.
+        if bytes >= 4 << 20 && ns > 0 {
+            self.link_gbps = 0.9 * self.link_gbps + 0.1 * bytes as f64 / ns as f64;
+        }
+    }
+
+    /// Learns from a pass that got all its experts in one way: so many bytes of them.
+    pub fn learn_pass(&mut self, access: Access, n_tokens: u32, bytes: u64, ns: u64) {
+        if bytes == 0 || ns == 0 {
+            return;
+        }
+        let seen = bytes as f64 / ns as f64;
+        match access {
+            Access::Direct => {
+                blend(&mut self.direct[bucket(n_tokens)], seen);
+            }
+            Access::Gather => {
+                blend(&mut self.gather[bucket(n_tokens)], seen);
+            }
+            Access::Prefetch => {
+                let (n, most) = (bucket(n_tokens), self.link_gbps);
+                for known in [&mut self.direct[n], &mut self.gather[n]].into_iter().flatten() {
+                    *known = (*known * FORGET).min(most);
+                }
+            }
+        }
+    }
+
+    /// Before anything was measured.
+    fn expected(&self, access: Access) -> f64 {
+        match access {
+            Access::Gather => self.link_gbps * GATHER_SHARE,
+            Access::Direct | Access::Prefetch => self.link_gbps,
+        }
+    }
+
+    fn measured(&self, access: Access, n_tokens: u32) -> Option<f64> {
+        match access {
+            Access::Direct => self.direct[bucket(n_tokens)],
+            Access::Gather => self.gather[bucket(n_tokens)],
+            Access::Prefetch => Some(self.link_gbps),
+        }
+    }
+}
+
+fn bucket(n_tokens: u32) -> usize {
+    n_tokens.max(1).ilog2() as usize
+}
+
+fn blend(known: &mut Option<f64>, seen: f64) {
+    *known = Some(known.map_or(seen, |known| (1.0 - WEIGHT) * known + WEIGHT * seen));
 }
 
 /// 1 − (1 − k/E)^T
@@ -65,7 +143,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A layer of Qwen3-30B-A3B on a bus of 50 GB/s, with compute of a third of the copy's time.
+    /// A layer of Qwen3-30B-A3B.
     fn gate(n_tokens: u32) -> Gate {
         Gate {
             readable: true,
@@ -74,29 +152,48 @@ mod tests {
             n_expert: 128,
             n_used: 8,
             n_tokens,
-            link_gbps: 50.0,
             idle_ns: 100e3,
         }
     }
 
+    fn speeds() -> Speeds {
+        Speeds::new(50.0)
+    }
+
     #[test]
-    fn long_prompts_prefetch_and_single_tokens_never_do() {
-        assert_eq!(gate(2048).access(), Access::Prefetch);
-        assert_eq!(gate(64).access(), Access::Prefetch);
-        assert_eq!(gate(16).access(), Access::Direct);
-        assert_eq!(gate(1).access(), Access::Direct);
+    fn long_prompts_prefetch_and_few_tokens_do_not() {
+        let access = |n_tokens| gate(n_tokens).access(&speeds());
+        assert_eq!(access(2048), Access::Prefetch);
+        assert_eq!(access(64), Access::Prefetch);
+        assert_eq!(access(16), Access::Direct);
+        assert_eq!(access(1), Access::Direct);
     }
 
     #[test]
     fn without_slots_or_readable_memory_the_rest_remains() {
         let off = Gate { prefetch: false, ..gate(2048) };
-        assert_eq!(off.access(), Access::Direct);
-        assert_eq!(Gate { readable: false, ..off }.access(), Access::Gather);
-        assert_eq!(Gate { readable: false, ..gate(1) }.access(), Access::Gather);
+        assert_eq!(off.access(&speeds()), Access::Direct);
+        assert_eq!(Gate { readable: false, ..off }.access(&speeds()), Access::Gather);
+        assert_eq!(Gate { readable: false, ..gate(1) }.access(&speeds()), Access::Gather);
+        assert_eq!(Gate { readable: false, ..gate(16) }.access(&speeds()), Access::Prefetch);
+    }
+
+    /// As on an H200: kernels for 16 tokens read the host's memory at 20 GB/s.
+    #[test]
+    fn kernels_that_are_slow_at_reading_the_host_turn_prefetching_on() {
+        let mut speeds = speeds();
+        speeds.learn_pass(Access::Direct, 16, 11_300_000_000, 550_000_000);
+        assert_eq!(gate(16).access(&speeds), Access::Prefetch);
+        assert_eq!(gate(40).access(&speeds), gate(40).access(&self::speeds()), "another size");
+        for _ in 0..100 {
+            speeds.learn_pass(Access::Prefetch, 16, 1, 1);
+        }
+        assert_eq!(gate(16).access(&speeds), Access::Direct, "it is tried again some day");
     }
 
     proptest! {
-        /// More tokens never turn prefetching off, and it never costs more than was idle.
+        /// More tokens never turn prefetching off, and it never costs more than was to be expected
+        /// without.
         #[test]
         fn prefetching_is_monotonic_and_never_slower(
             n_expert in 1u32..512,
@@ -107,12 +204,29 @@ mod tests {
         ) {
             let n_used = n_used.min(n_expert);
             let gate = Gate { bytes, n_expert, n_used, n_tokens, idle_ns, ..gate(1) };
-            if gate.access() == Access::Prefetch {
+            if gate.access(&speeds()) == Access::Prefetch {
                 let more = Gate { n_tokens: n_tokens + 1, ..gate };
-                prop_assert_eq!(more.access(), Access::Prefetch);
-                let copy_ns = bytes as f64 / gate.link_gbps;
+                prop_assert_eq!(more.access(&speeds()), Access::Prefetch);
+                let copy_ns = bytes as f64 / 50.0;
                 let used_ns = gate.touched_share() * copy_ns;
                 prop_assert!(copy_ns <= (used_ns + idle_ns) * (1.0 + 1e-9));
+            }
+        }
+
+        /// Whatever was measured, speeds stay finite and positive.
+        #[test]
+        fn speeds_stay_sane(
+            passes in prop::collection::vec((0u8..3, any::<u32>(), any::<u64>(), any::<u64>()), 0..50),
+        ) {
+            let mut speeds = speeds();
+            for (way, n_tokens, bytes, ns) in passes {
+                let access = [Access::Direct, Access::Gather, Access::Prefetch][way as usize];
+                speeds.learn_pass(access, n_tokens, bytes, ns);
+                speeds.learn_link(bytes, ns);
+                for access in [Access::Direct, Access::Gather, Access::Prefetch] {
+                    let gbps = speeds.measured(access, n_tokens);
+                    prop_assert!(gbps.is_none_or(|gbps| gbps.is_finite() && gbps > 0.0));
+                }
             }
         }
     }

@@ -10,7 +10,6 @@ use super::host_tensor::HostTensor;
 use super::options::HostSource;
 use super::packing::{Matrices, Piece, pack};
 use super::pin_budget::{Limit, PinBudget, PinReport};
-use super::ring::read_parts;
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, PrivateMapping};
 use crate::vk::{Arena, Buffer, Device, HostPages, MemoryKind};
@@ -301,7 +300,7 @@ impl Pinning<'_> {
         let gguf = &self.job.gguf;
         for (tensor, range, offset) in reads {
             let info = &gguf.tensors()[self.job.tensors[*tensor].tensor];
-            read_parts(gguf, info, &[(range.clone(), *offset)], memory)?;
+            gguf.read_parts(info, &[(range.clone(), *offset)], memory)?;
         }
         Ok(())
     }

@@ -33,8 +33,9 @@ const MEASURED_COPIES: u32 = 8;
 const LEAST_MEASURED_BYTES: u64 = 16 << 20;
 /// A device that takes longer than this for a few copies is no good.
 const WAIT_LIMIT: Duration = Duration::from_secs(20);
-/// How much faster another queue must be to overrule the table of copy queues.
-const CLEARLY_FASTER: f64 = 1.05;
+/// How much faster another queue must be to overrule the table of copy queues. Where kernels run as well
+/// copies cost more than they show alone (H200: 3 % faster, and prefill by a third slower).
+const CLEARLY_FASTER: f64 = 1.5;
 
 /// What a trial showed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -417,12 +418,13 @@ mod tests {
         };
         assert_eq!(choose(51.0, 51.0, 49.4), None, "as on an H200");
         assert_eq!(choose(99.0, 49.0, 49.4), None, "the kernels' own queue");
-        assert_eq!(choose(49.0, 53.0, 49.4), Some(SecondCompute));
+        assert_eq!(choose(49.0, 60.0, 49.4), None);
+        assert_eq!(choose(49.0, 80.0, 49.4), Some(SecondCompute));
         assert_eq!(choose(49.0, f64::NAN, 49.4), None);
         // The table has the compute lane's queue.
         let intel = device(Vendor::Intel, DeviceKind::Discrete);
         assert_eq!(overrule(&intel, &[(Same, 10.0), (Transfer, 10.4)]), None);
-        assert_eq!(overrule(&intel, &[(Same, 10.0), (Transfer, 12.0)]), Some(Transfer));
+        assert_eq!(overrule(&intel, &[(Same, 10.0), (Transfer, 16.0)]), Some(Transfer));
         assert_eq!(overrule(&intel, &[(Transfer, 12.0)]), None);
         assert_eq!(overrule(&DeviceInfo::default(), &[(Same, 1.0), (Transfer, 2.0)]), None);
     }

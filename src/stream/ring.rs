@@ -6,9 +6,8 @@
 
 use super::packing::WEIGHT_ALIGN;
 use crate::error::Result;
-use crate::gguf::{Gguf, TensorInfo};
+use crate::gguf::Part;
 use crate::vk::{Buffer, Device, MemoryKind, Point};
-use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,11 +17,6 @@ const PIECE_BYTES: u64 = 64 << 20;
 const RING_BYTES: u64 = 512 << 20;
 /// Fewer than this cannot be filled while others are copied.
 const MIN_PIECES: u64 = 3;
-/// What one thread reads at a time, at most and at least.
-const READ_BYTES: u64 = 1 << 20;
-const MIN_READ_BYTES: u64 = 64 << 10;
-/// Reads for each thread, so that a slow one does not hold up the rest.
-const READS_PER_THREAD: u64 = 4;
 
 /// Number and size of the pieces. `total_bytes`: all that ever passes through; `free_bytes`: host
 /// memory that may be used; `limit_bytes`: no piece is larger.
@@ -32,9 +26,6 @@ pub fn layout(total_bytes: u64, free_bytes: u64, limit_bytes: u64) -> (u32, u64)
     let n = (ring_bytes / piece_bytes).max(MIN_PIECES);
     (n as u32, piece_bytes)
 }
-
-/// Bytes of a tensor that one piece carries: the range, and where it lies in the piece.
-pub type Part = (Range<u64>, u64);
 
 /// Cuts byte ranges of a tensor into pieces. The first byte of the tensor would lie at `phase` modulo
 /// [`WEIGHT_ALIGN`], and so does every part, as in the slot.
@@ -84,13 +75,13 @@ impl Ring {
         self.piece_bytes
     }
 
-    /// Fills the next piece once its last copy is done. Result: the piece, by index, and its buffer.
+    /// Has `fill` write the first `bytes` bytes of the next piece, once its last copy is done. Result: the
+    /// piece, by index, and its buffer.
     pub fn fill(
         &mut self,
         device: &Device,
-        gguf: &Gguf,
-        tensor: &TensorInfo,
-        parts: &[Part],
+        bytes: u64,
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
     ) -> Result<(usize, Buffer)> {
         let index = self.next;
         self.next = (self.next + 1) % self.pieces.len();
@@ -98,39 +89,22 @@ impl Ring {
         if let Some(point) = copied.take() {
             device.wait(point, "a copy out of the ring")?;
         }
-        let end = parts.last().map_or(0, |(range, offset)| offset + range.end - range.start);
-        buffer.write_with(0, end, |memory| read_parts(gguf, tensor, parts, memory))?;
+        buffer.write_with(0, bytes, fill)?;
         Ok((index, buffer.clone()))
+    }
+
+    /// Waits for all copies out of the ring.
+    pub fn finish(&mut self, device: &Device) -> Result<()> {
+        for point in self.pieces.iter_mut().filter_map(|(_, copied)| copied.take()) {
+            device.wait(point, "the last copies out of the ring")?;
+        }
+        Ok(())
     }
 
     /// The copy out of a piece was submitted.
     pub fn copied(&mut self, index: usize, point: Point) {
         self.pieces[index].1 = Some(point);
     }
-}
-
-/// Reads parts of a tensor to their places, on several threads.
-pub fn read_parts(
-    gguf: &Gguf,
-    tensor: &TensorInfo,
-    parts: &[Part],
-    mut memory: &mut [u8],
-) -> Result<()> {
-    let total: u64 = parts.iter().map(|(range, _)| range.end - range.start).sum();
-    let n_reads = READS_PER_THREAD * rayon::current_num_threads() as u64;
-    let read_bytes = total.div_ceil(n_reads).clamp(MIN_READ_BYTES, READ_BYTES) as usize;
-    let mut reads: Vec<(u64, &mut [u8])> = Vec::new();
-    let mut position = 0;
-    for (range, offset) in parts {
-        let gap = (offset - position) as usize;
-        let (_, rest) = std::mem::take(&mut memory).split_at_mut(gap);
-        let (target, rest) = rest.split_at_mut((range.end - range.start) as usize);
-        let starts = (range.start..).step_by(read_bytes);
-        reads.extend(starts.zip(target.chunks_mut(read_bytes)));
-        position = offset + range.end - range.start;
-        memory = rest;
-    }
-    reads.into_par_iter().try_for_each(|(at, target)| gguf.read_at(tensor, at, target))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! [`read`](Streamer::read) after it.
 
 use super::chaos::Chaos;
-use super::gate::{Access, Gate};
+use super::gate::{Access, Gate, Speeds};
 use super::host_tensor::HostTensor;
 use super::options::{HostSource, MIN_SLOTS};
 use super::packing::{self, ChunkRegion, Piece};
@@ -70,7 +70,7 @@ pub struct Streamer {
     no_prefetch: bool,
     rotation: Rotation,
     ring: Option<Ring>,
-    link_gbps: f64,
+    speeds: Speeds,
     /// By tensor: how this pass gets at it.
     access: Vec<Access>,
     /// Tensors that this pass moves, in order.
@@ -105,7 +105,7 @@ impl Streamer {
             no_prefetch: false,
             rotation: Rotation::new(parts.n_slots.max(1)),
             ring: None,
-            link_gbps: parts.link_gbps.unwrap_or(LINK_GBPS),
+            speeds: Speeds::new(parts.link_gbps.unwrap_or(LINK_GBPS)),
             access: vec![Access::Direct; n],
             uses: Vec::new(),
             use_of: vec![None; n],
@@ -156,10 +156,9 @@ impl Streamer {
                 n_expert: t.file.n_expert,
                 n_used: self.parts.n_used,
                 n_tokens,
-                link_gbps: self.link_gbps,
                 idle_ns: idle_ns.unwrap_or(0.0),
             };
-            self.access[tensor] = gate.access();
+            self.access[tensor] = gate.access(&self.speeds);
         }
     }
 
@@ -284,10 +283,16 @@ impl Streamer {
 
     /// Learns the speed of the bus from a copy.
     pub fn learn_link(&mut self, bytes: u64, ns: u64) {
-        // Short copies measure their fixed costs.
-        if bytes >= 4 << 20 && ns > 0 {
-            let seen = bytes as f64 / ns as f64;
-            self.link_gbps = 0.9 * self.link_gbps + 0.1 * seen;
+        self.speeds.learn_link(bytes, ns);
+    }
+
+    /// Learns from a pass of `n_tokens` that took `ns`, if it got at all experts in one way.
+    /// `streamed_bytes` were copied.
+    pub fn learn_pass(&mut self, n_tokens: u32, streamed_bytes: u64, ns: u64) {
+        let Some((&first, rest)) = self.access.split_first() else { return };
+        if rest.iter().all(|&access| access == first) {
+            let bytes = streamed_bytes + self.direct_bytes(n_tokens);
+            self.speeds.learn_pass(first, n_tokens, bytes, ns);
         }
     }
 
@@ -447,7 +452,10 @@ impl Streamer {
         let to = slots.layout().pieces(tensor);
         let mut last = None;
         for parts in ring::cut(ranges, ring.piece_bytes(), t.file.offset) {
-            let (index, buffer) = ring.fill(&self.parts.device, &self.parts.gguf, info, &parts)?;
+            let bytes = parts.last().map_or(0, |(range, offset)| offset + range.end - range.start);
+            let gguf = &self.parts.gguf;
+            let (index, buffer) = ring
+                .fill(&self.parts.device, bytes, |memory| gguf.read_parts(info, &parts, memory))?;
             let regions = parts.iter().flat_map(|(range, offset)| {
                 packing::regions(
                     range.clone(),
