@@ -1,15 +1,18 @@
 #version 460
 #include "common.glsl"
-// Gated activation: out[i] = act(gate[i]) * up[i], elementwise over n_rows * n values.
+// Gated activation: out[r][c] = act(gate[r][c]) * up[r][c] over n_rows * n values. FUSED 1: gate and up are
+// the halves of rows of 2 n values, both bound to the same tensor (of ffn_gate_up_exps).
 //   OP 0  swiglu      silu(g) * u
 //   OP 1  geglu       gelu_tanh(g) * u
 //   OP 2  reglu       max(g, 0) * u
 //   OP 3  swiglu_oai  g, u clamped at `limit` (g from above, u both ways): g * sigmoid(alpha g) * (u + 1)
-// Bindings: 0 gate [n_rows][n], 1 up [n_rows][n], 2 out [n_rows][n]; out may be gate or up.
+// Bindings: 0 gate [n_rows][n], 1 up [n_rows][n], 2 out [n_rows][n]; out may be gate or up, unless FUSED.
 // Grid: one item per workgroup-size of elements.
 layout(constant_id = 1) const uint OP = 0;
+layout(constant_id = 2) const uint FUSED = 0;
 layout(push_constant, scalar) uniform Push {
     uint count; // n_rows * n
+    uint n;
     float alpha;
     float limit;
 } p;
@@ -38,6 +41,8 @@ float glu(float g, float u) {
 void main() {
     uint i = grid_item() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
     if (i < p.count) {
-        y[i] = glu(gate[i], up[i]);
+        // i counts over rows of n; in rows of 2 n as many values more lie before each row.
+        uint at = FUSED != 0 ? i + i / p.n * p.n : i;
+        y[i] = glu(gate[at], up[FUSED != 0 ? at + p.n : at]);
     }
 }

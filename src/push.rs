@@ -122,6 +122,8 @@ push_constants! {
     Glu = "glu" GLU {
         /// Elements in all.
         count: u32,
+        /// Elements of a row.
+        n: u32,
         /// Slope inside the sigmoid of `swiglu_oai`.
         alpha: f32,
         /// Clamp of `swiglu_oai`.

@@ -2,15 +2,16 @@
 //! on the golden models, whose tensors lie at odd offsets and are of all types.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "common/vulkan.rs"]
-mod vulkan;
+mod common;
 
+use common::gguf_builder::GgufBuilder;
+use common::vulkan::{assert_clean, validation};
 use std::path::{Path, PathBuf};
 use vkmoe::engine::{Engine, EngineOptions, Outputs};
+use vkmoe::gguf::{Gguf, TensorInfo};
 use vkmoe::plan::{CpuMoe, PlacementOptions};
 use vkmoe::stream::options::{HostSource, SlotCount, StreamOptions};
 use vkmoe::stream::stats::StreamStats;
-use vulkan::{assert_clean, validation};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -99,14 +100,15 @@ fn any_number_of_layers_may_stay_on_the_host() {
 
 #[test]
 fn golden_models_give_the_same_bits() {
-    for name in std::fs::read_dir(root().join("tests/golden")).unwrap() {
-        let name = name.unwrap();
-        if !name.file_type().unwrap().is_dir() {
-            continue;
-        }
-        let model = golden(name.file_name().to_str().unwrap());
+    let entries = std::fs::read_dir(root().join("tests/golden")).unwrap().map(Result::unwrap);
+    let mut names: Vec<_> = entries.filter(|e| e.path().is_dir()).map(|e| e.file_name()).collect();
+    names.sort();
+    assert!(names.len() >= 12, "{names:?}");
+    for (i, name) in names.iter().enumerate() {
+        let model = golden(name.to_str().unwrap());
         let (expected, _) = run(&model, &in_vram());
-        for source in HostSource::ALL {
+        // The pinned sources take turns: they differ in what is pinned, not in what is copied.
+        for source in [HostSource::Ring, HostSource::ALL[i % 3]] {
             let (hash, _) = run(&model, &options(source, 2, CpuMoe::All));
             assert_eq!(hash, expected, "{}, {source}", model.display());
         }
@@ -128,11 +130,11 @@ fn a_part_may_be_pinned_and_the_rest_go_through_the_ring() {
 }
 
 /// Copies come late, slots are poisoned with NaN before they are filled, and the host dawdles: a
-/// thousand random schedules, each with the right logits.
+/// thousand random schedules of a pass, each with the right logits.
 #[test]
 fn races_have_no_chance() {
     const SCHEDULES: u64 = 1000;
-    const PASSES: u64 = 25;
+    const ROUNDS: u64 = 25;
     let model = golden("qwen3moe-q4_k");
     let mut plain = Engine::open(&model, &in_vram()).unwrap();
     let tokens: Vec<u32> = (0..u64::from(plain.hparams().n_vocab.min(12)) as u32).collect();
@@ -150,15 +152,81 @@ fn races_have_no_chance() {
         all
     };
     let expected = logits(&mut plain);
-    for seed in 0..SCHEDULES / PASSES / 2 {
+    // Two passes a round, two sources a seed.
+    for seed in 0..SCHEDULES / ROUNDS / 4 {
         for source in [HostSource::Ring, HostSource::Arena] {
             let mut options = options(source, 2 + seed as u32 % 7, CpuMoe::All);
             options.stream.chaos = Some(seed);
             let mut engine = Engine::open(&model, &options).unwrap();
-            for pass in 0..PASSES {
-                assert!(logits(&mut engine) == expected, "{source}, seed {seed}, pass {pass}");
+            for round in 0..ROUNDS {
+                assert!(logits(&mut engine) == expected, "{source}, seed {seed}, round {round}");
             }
             assert_clean(engine.device().instance());
         }
+    }
+}
+
+/// The keys of a model, without tensors.
+fn keys_of(gguf: &Gguf) -> GgufBuilder {
+    let keys = gguf.metadata().iter();
+    keys.fold(GgufBuilder::new(), |builder, (name, value)| builder.key(name, value.clone()))
+}
+
+fn add(builder: GgufBuilder, gguf: &Gguf, t: &TensorInfo) -> GgufBuilder {
+    builder.tensor(&t.name, t.ty, &t.shape[..t.n_dims as usize], gguf.bytes(t).to_vec())
+}
+
+/// Gate and up of each expert in one tensor, as newer converters write them.
+#[test]
+fn fused_gate_and_up_give_the_same_bits() {
+    let model = golden("qwen3moe-q6_k");
+    let (expected, _) = run(&model, &in_vram());
+    let gguf = Gguf::open(&model).unwrap();
+    let mut builder = keys_of(&gguf);
+    for t in gguf.tensors() {
+        let Some(layer) = t.name.strip_suffix(".ffn_gate_exps.weight") else {
+            if !t.name.ends_with(".ffn_up_exps.weight") {
+                builder = add(builder, &gguf, t);
+            }
+            continue;
+        };
+        let up = gguf.tensor(&format!("{layer}.ffn_up_exps.weight")).unwrap();
+        let matrix = (t.bytes / t.shape[2]) as usize;
+        let experts = gguf.bytes(t).chunks(matrix).zip(gguf.bytes(up).chunks(matrix));
+        let data = experts.flat_map(|(gate, up)| [gate, up].concat()).collect();
+        let shape = [t.shape[0], 2 * t.shape[1], t.shape[2]];
+        builder = builder.tensor(&format!("{layer}.ffn_gate_up_exps.weight"), t.ty, &shape, data);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let fused = builder.write(&dir.path().join("fused.gguf"));
+    assert_eq!(run(&fused, &in_vram()).0, expected);
+    for source in [HostSource::Ring, HostSource::Mmap] {
+        let (hash, stats) = run(&fused, &options(source, 3, CpuMoe::All));
+        assert_eq!(hash, expected, "{source}");
+        assert!(stats.streamed_bytes > 0, "{source}");
+    }
+}
+
+/// Tensors spread over three files.
+#[test]
+fn split_models_give_the_same_bits() {
+    const PARTS: usize = 3;
+    let model = golden("qwen3moe-q5_k");
+    let (expected, _) = run(&model, &in_vram());
+    let gguf = Gguf::open(&model).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let n = gguf.tensors().len();
+    let mut first = None;
+    for part in 0..PARTS {
+        let builder = if part == 0 { keys_of(&gguf) } else { GgufBuilder::new() };
+        let builder = builder.split(part as u16, PARTS as u16, n as i32);
+        let tensors = gguf.tensors().iter().skip(part).step_by(PARTS);
+        let builder = tensors.fold(builder, |builder, t| add(builder, &gguf, t));
+        let name = format!("m-{:05}-of-{PARTS:05}.gguf", part + 1);
+        first.get_or_insert(builder.write(&dir.path().join(name)));
+    }
+    for source in HostSource::ALL {
+        let (hash, _) = run(first.as_ref().unwrap(), &options(source, 3, CpuMoe::All));
+        assert_eq!(hash, expected, "{source}");
     }
 }

@@ -324,7 +324,7 @@ impl Lowering<'_> {
         vec![count, sort]
     }
 
-    fn glu(&self, glu: GluOp, gate: Tensor, up: Tensor, out: Tensor) -> Launch {
+    fn glu(&self, glu: GluOp, gate: Tensor, up: Option<Tensor>, out: Tensor) -> Launch {
         let Shape { rows, cols } = self.shape(out);
         let (op, alpha, limit) = match glu {
             GluOp::Swiglu => (0, 0.0, 0.0),
@@ -332,9 +332,10 @@ impl Lowering<'_> {
             GluOp::Reglu => (2, 0.0, 0.0),
             GluOp::SwigluOai { alpha, limit } => (3, alpha, limit),
         };
-        let push = push::Glu { count: rows * cols, alpha, limit };
-        let bindings = [gate, up, out].map(|t| self.bound(t));
-        self.elementwise(&[op], push, &bindings, (rows * cols).into())
+        let push = push::Glu { count: rows * cols, n: cols, alpha, limit };
+        let bindings = [gate, up.unwrap_or(gate), out].map(|t| self.bound(t));
+        let fused = u32::from(up.is_none());
+        self.elementwise(&[op, fused], push, &bindings, (rows * cols).into())
     }
 
     fn combine(&self, x: Tensor, weights: Tensor, out: Tensor) -> Launch {

@@ -290,11 +290,11 @@ pub enum Op {
     Glu {
         /// The activation.
         glu: GluOp,
-        /// Gate.
+        /// Gate, `[rows][n]`; without `up` both side by side, `[rows][2 n]`.
         gate: Tensor,
-        /// Up.
-        up: Tensor,
-        /// Output; may be `gate`.
+        /// Up, `[rows][n]`.
+        up: Option<Tensor>,
+        /// `[rows][n]`; may be `gate` if there is `up`.
         out: Tensor,
     },
     /// out `[n_tokens][n]` = weighted sum of each token's pairs, in order.
@@ -357,7 +357,7 @@ impl Op {
             Op::GroupPairs { ids, counts, groups, .. } => {
                 (vec![ids], vec![counts, groups.pairs, groups.tiles])
             }
-            Op::Glu { gate, up, out, .. } => (vec![gate, up], vec![out]),
+            Op::Glu { gate, up, out, .. } => (std::iter::once(gate).chain(up).collect(), vec![out]),
             Op::Combine { x, weights, out } => (vec![x, weights], vec![out]),
             Op::CopyRows { x, out, .. } => (vec![x], vec![out]),
             Op::ReadTop { logits, ids, values } => (vec![logits], vec![ids, values]),

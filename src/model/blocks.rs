@@ -130,10 +130,10 @@ impl Attention {
 pub struct MoeFfn {
     /// `[n_expert][n_embd]`; without one there is a single expert.
     pub router: Option<Weight>,
-    /// `[n_expert][n_ff][n_embd]`
+    /// `[n_expert][n_ff][n_embd]`; without `up` both in one, `[n_expert][2 n_ff][n_embd]`, gate first.
     pub gate: Weight,
     /// `[n_expert][n_ff][n_embd]`
-    pub up: Weight,
+    pub up: Option<Weight>,
     /// `[n_expert][n_embd][n_ff]`
     pub down: Weight,
     /// The activation.
@@ -157,13 +157,13 @@ impl MoeFfn {
         Ok(MoeFfn {
             router: None,
             gate: w.matrix(&name("gate"), hp.n_embd, hp.n_ff)?,
-            up: w.matrix(&name("up"), hp.n_embd, hp.n_ff)?,
+            up: Some(w.matrix(&name("up"), hp.n_embd, hp.n_ff)?),
             down: w.matrix(&name("down"), hp.n_ff, hp.n_embd)?,
             glu,
         })
     }
 
-    /// Looks up `blk.{il}.ffn_gate_inp` and `blk.{il}.ffn_{gate,up,down}_exps`.
+    /// Looks up `blk.{il}.ffn_gate_inp` and `blk.{il}.ffn_{gate,up,down}_exps`, or `ffn_gate_up_exps`.
     fn load_experts(
         w: &mut WeightLoader<'_>,
         il: u32,
@@ -172,10 +172,19 @@ impl MoeFfn {
         glu: GluOp,
     ) -> Result<Self> {
         let name = |part: &str| format!("blk.{il}.ffn_{part}.weight");
+        let router = Some(w.matrix(&name("gate_inp"), n_embd, p.n_expert)?);
+        let fused = name("gate_up_exps");
+        let (gate, up) = match w.gguf().tensor(&fused) {
+            Some(_) => (w.experts(&fused, n_embd, 2 * p.n_ff, p.n_expert)?, None),
+            None => {
+                let mut experts = |part| w.experts(&name(part), n_embd, p.n_ff, p.n_expert);
+                (experts("gate_exps")?, Some(experts("up_exps")?))
+            }
+        };
         Ok(MoeFfn {
-            router: Some(w.matrix(&name("gate_inp"), n_embd, p.n_expert)?),
-            gate: w.experts(&name("gate_exps"), n_embd, p.n_ff, p.n_expert)?,
-            up: w.experts(&name("up_exps"), n_embd, p.n_ff, p.n_expert)?,
+            router,
+            gate,
+            up,
             down: w.experts(&name("down_exps"), p.n_ff, n_embd, p.n_expert)?,
             glu,
         })
@@ -197,9 +206,9 @@ impl MoeFfn {
 
     fn build_dense(&self, g: &mut Graph, x: Tensor) -> Tensor {
         let gate = g.mul_mat(self.gate, None, x);
-        let up = g.mul_mat(self.up, None, x);
-        g.push(Op::Glu { glu: self.glu, gate, up, out: gate });
-        g.mul_mat(self.down, None, gate)
+        let up = self.up.map(|up| g.mul_mat(up, None, x));
+        let hidden = self.activate(g, gate, up);
+        g.mul_mat(self.down, None, hidden)
     }
 
     fn build_experts(
@@ -219,11 +228,24 @@ impl MoeFfn {
             out
         };
         let gate = product(g, self.gate, x, p.n_used);
-        let up = product(g, self.up, x, p.n_used);
-        g.push(Op::Glu { glu: self.glu, gate, up, out: gate });
-        let down = product(g, self.down, gate, 1);
+        let up = self.up.map(|up| product(g, up, x, p.n_used));
+        let hidden = self.activate(g, gate, up);
+        let down = product(g, self.down, hidden, 1);
         let out = g.tensor(pass.n_tokens, self.down.n);
         g.push(Op::Combine { x: down, weights: routing.weights, out });
+        out
+    }
+}
+
+impl MoeFfn {
+    /// act(gate) * up: in place, or out of rows that hold both.
+    fn activate(&self, g: &mut Graph, gate: Tensor, up: Option<Tensor>) -> Tensor {
+        let shape = g.shape(gate);
+        let out = match up {
+            Some(_) => gate,
+            None => g.tensor(shape.rows, shape.cols / 2),
+        };
+        g.push(Op::Glu { glu: self.glu, gate, up, out });
         out
     }
 }
