@@ -15,7 +15,7 @@ use crate::exec::run::{Executor, ExecutorOptions, Pass};
 use crate::gguf::Gguf;
 use crate::model::Model;
 use crate::model::hparams::HParams;
-use crate::plan::{PlacementOptions, Plan};
+use crate::plan::{Bytes, PlacementOptions, Plan};
 use crate::progress;
 use crate::stream::host_tensor::host_tensors;
 use crate::stream::options::StreamOptions;
@@ -26,6 +26,7 @@ use crate::vk::{Device, Validation};
 use planned::pass_shape;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// How to load a model.
 #[derive(Clone, Debug)]
@@ -126,9 +127,11 @@ impl Engine {
             device = device.with_copy_queue(queue)?;
         }
         let total = plan.device_weight_bytes;
+        let since = Instant::now();
         let bar = progress::bytes_bar("loading", total);
         let residency = Residency::load(&device, &gguf, &model.weights, &plan.places, &bar)?;
         bar.finish_and_clear();
+        log::info!("loaded {} in {:.1?}", Bytes(total), since.elapsed());
         let n_expert_used = model.hparams.experts.n_used;
         let job = StreamJob {
             device: device.clone(),

@@ -63,6 +63,10 @@ pub struct Streamer {
     by_weight: HashMap<WeightId, usize>,
     /// By tensor.
     pinned: Vec<Option<Pinned>>,
+    /// By tensor: whether its table has its addresses.
+    readable: Vec<bool>,
+    /// Pinned, and not in the tables yet.
+    fresh: Vec<usize>,
     /// Whether the pinning is over and all that it brought is in `pinned`.
     settled: bool,
     slots: Option<Slots>,
@@ -100,7 +104,9 @@ impl Streamer {
         Ok(Streamer {
             by_weight,
             pinned: (0..n).map(|_| None).collect(),
-            settled: false,
+            readable: vec![false; n],
+            fresh: Vec::new(),
+            settled: parts.pins.is_none(),
             slots: None,
             no_prefetch: false,
             rotation: Rotation::new(parts.n_slots.max(1)),
@@ -150,7 +156,7 @@ impl Streamer {
             n_slots > 1 && self.parts.n_slots > 1 && !self.no_prefetch && idle_ns.is_some();
         for (tensor, t) in self.parts.tensors.iter().enumerate() {
             let gate = Gate {
-                readable: self.pinned[tensor].is_some(),
+                readable: self.readable[tensor],
                 prefetch,
                 bytes: t.file.bytes(),
                 n_expert: t.file.n_expert,
@@ -296,25 +302,31 @@ impl Streamer {
         }
     }
 
-    /// Takes over tensors that were pinned meanwhile: kernels find them from this pass on. No pass
-    /// runs now.
+    /// Takes over tensors that were pinned meanwhile, so that kernels find them from this pass on. No
+    /// pass runs now.
     fn adopt(&mut self, residency: &Residency) -> Result<()> {
-        let Some(pins) = &mut self.parts.pins else {
-            self.settled = true;
-            return Ok(());
-        };
-        if self.settled {
-            return Ok(());
-        }
         // Without slots, or without anything to copy to, the ring is the exception.
-        if self.parts.n_slots == 0 {
+        if let Some(pins) = self.parts.pins.as_mut().filter(|_| self.parts.n_slots == 0) {
             pins.wait();
         }
+        self.take_pinned()?;
+        for tensor in std::mem::take(&mut self.fresh) {
+            if let Some(pinned) = &self.pinned[tensor] {
+                let (table, offset) = residency.table_place(self.parts.tensors[tensor].weight);
+                write_table(&self.parts.device, table, offset, &pinned.addresses())?;
+                self.readable[tensor] = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over tensors that were pinned meanwhile: copies read them where they are from now on.
+    fn take_pinned(&mut self) -> Result<()> {
+        let Some(pins) = self.parts.pins.as_ref().filter(|_| !self.settled) else { return Ok(()) };
         let finished = pins.is_finished();
         for (tensor, pinned) in pins.take()? {
-            let (table, offset) = residency.table_place(self.parts.tensors[tensor].weight);
-            write_table(&self.parts.device, table, offset, &pinned.addresses())?;
             self.pinned[tensor] = Some(pinned);
+            self.fresh.push(tensor);
         }
         self.settled = finished;
         Ok(())
@@ -378,6 +390,7 @@ impl Streamer {
 
     /// Submits one copy of the rotation, in as many submissions as it needs.
     fn submit(&mut self, copy: Copy, marks: &mut dyn CopyMarks) -> Result<Point> {
+        self.take_pinned()?;
         let tensor = self.uses[copy.index];
         let file = self.parts.tensors[tensor].file;
         let ranges = match copy.fill {
