@@ -15,8 +15,6 @@ use vkmoe::stream::options::HostSource;
 const DEMO: &[&str] = &[
     "run",
     "What is 27 plus 48?",
-    "-n",
-    "8",
     "--ignore-eos",
     "--temp",
     "0",
@@ -29,8 +27,10 @@ const DEMO: &[&str] = &[
 
 /// A run of the demo model with further flags, faults, and what is logged: `error`, `warn` or `info`.
 pub fn demo(args: &[String], faults: &str, log: &str) -> Command {
-    let args: Vec<&str> = DEMO.iter().copied().chain(args.iter().map(String::as_str)).collect();
-    let mut command = command(&args);
+    let n = if args.iter().any(|arg| arg == "-n") { &[][..] } else { &["-n", "8"] };
+    let args = args.iter().map(String::as_str);
+    let mut command =
+        command(&DEMO.iter().copied().chain(n.iter().copied()).chain(args).collect::<Vec<_>>());
     command.env("VKMOE_FAULTS", faults).env("RUST_LOG", log);
     command
 }
