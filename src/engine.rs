@@ -139,6 +139,7 @@ impl Engine {
             tensors,
             n_used: n_expert_used,
             n_slots: plan.n_slots,
+            planned_bytes: plan.device_bytes() - plan.device_weight_bytes,
         };
         let streamer = route.map(|route| stream::open(job, &route, &options.stream));
         let executor = Executor::new(

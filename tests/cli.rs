@@ -2,67 +2,18 @@
 //! a device is opened are cheap; the others run the demo model and are few.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/program.rs"]
+mod program;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
+use program::{Ran, command};
 use vkmoe::trace::{Span, Trace, Track};
 
 const SUM: &str = "What is 27 plus 48?";
-
-/// What a run left behind.
-struct Ran {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-impl From<Output> for Ran {
-    fn from(output: Output) -> Self {
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
-    }
-}
-
-impl Ran {
-    /// Success. Returns what went to standard output.
-    fn succeeded(self) -> String {
-        assert_eq!(self.code, Some(0), "{}", self.err);
-        assert!(!self.err.contains("panicked"), "{}", self.err);
-        self.out
-    }
-
-    /// One line on standard error, with all of `words`; nothing on standard output.
-    fn failed(self, words: &[&str]) {
-        let Ran { code, out, err } = self;
-        assert_eq!(code, Some(1), "{err}");
-        assert_eq!(out, "");
-        assert_eq!(err.lines().count(), 1, "{err}");
-        assert!(err.starts_with("error: "), "{err}");
-        for word in words {
-            assert!(err.contains(word), "`{word}` is not in {err}");
-        }
-    }
-}
-
-/// A command with a cache directory of its own and without the caller's switches.
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vkmoe"));
-    command.args(args).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
-    for name in [
-        "RUST_LOG",
-        "GGML_VK_VISIBLE_DEVICES",
-        "GGML_VK_REGISTER_HOST",
-        "GGML_CUDA_REGISTER_HOST",
-        "GGML_SCHED_PREFETCH_EXPERTS",
-        "VKMOE_VALIDATION",
-    ] {
-        command.env_remove(name);
-    }
-    command.stdin(Stdio::null());
-    command
-}
 
 fn vkmoe(args: &[&str]) -> Ran {
     command(args).output().unwrap().into()

@@ -647,6 +647,17 @@ fn results_are_kept_and_a_damaged_file_is_made_anew() {
         std::fs::write(file(), bad).unwrap();
         assert_eq!(ask(&instance, HostSource::Host, Measure::Nothing), first);
     }
+    // What fails for the file's sake says nothing about the driver.
+    let shrunk = std::fs::File::options().write(true).open(gguf.path()).unwrap();
+    let len = shrunk.metadata().unwrap().len();
+    shrunk.set_len(4096).unwrap();
+    assert!(!ask(&instance, HostSource::Mmap, Measure::Nothing).usable);
+    shrunk.set_len(len).unwrap();
+    let gguf = Gguf::open(gguf.path()).unwrap();
+    let ask = |instance: &Arc<Instance>, source, measure| {
+        cached_probe(instance, &info, source, &gguf, measure, &cache)
+    };
+    assert!(ask(&instance, HostSource::Mmap, Measure::Nothing).usable);
     // With faults neither read nor written.
     let before = std::fs::read(file()).unwrap();
     let (faulty, _) = machine("device-lost-after=1");

@@ -33,8 +33,10 @@ pub(super) fn run(args: RunArgs) -> Result<ExitCode> {
         true => talk.chat(prompt).map(|()| End::Done),
         false => talk.answer_once(&prompt.unwrap_or_default()),
     };
+    let end = result?;
+    // Not after an error: figures and hash would be of a part.
     talk.close();
-    Ok(match result? {
+    Ok(match end {
         End::Interrupted => ExitCode::from(INTERRUPTED),
         End::Done | End::ContextFull => ExitCode::SUCCESS,
     })
@@ -173,8 +175,12 @@ impl Talk {
     /// One prompt, one answer.
     fn answer_once(&mut self, prompt: &str) -> Result<End> {
         let tokens = self.encode(prompt)?;
-        let (_, end) = self.generate(&tokens)?;
-        emit("\n")?;
+        let generated = self.generate(&tokens);
+        // An error begins on a line of its own.
+        if generated.is_ok() || self.n_answered > 0 {
+            emit("\n")?;
+        }
+        let (_, end) = generated?;
         self.report_end(end);
         Ok(end)
     }

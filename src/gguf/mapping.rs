@@ -97,9 +97,17 @@ impl Mapping {
 
     /// Maps the file once more, for import.
     pub(super) fn map_private(&self) -> Result<PrivateMapping> {
-        let failed = |source| file_error(&self.path, "map for import")(source);
-        let window = Window::new(&self.file, self.map.len()).map_err(failed)?;
-        let file_pages = &window.bytes()[..self.map.len()];
+        let bytes = self.map.len();
+        // No address space is no fault of the file: it can still be read.
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::OutOfMemory => {
+                let what = format!("mapping {} for import", self.path.display());
+                Error::HostMemory { what, bytes: bytes as u64, source }
+            }
+            _ => file_error(&self.path, "map for import")(source),
+        };
+        let window = Window::new(&self.file, bytes).map_err(failed)?;
+        let file_pages = &window.bytes()[..bytes];
         let guard = guard::Guard::new(file_pages, guard::Access::Write).map_err(failed)?;
         let (file, path) = (self.file.clone(), self.path.clone());
         let (file_bytes, modified) = (self.map.len(), self.modified);
@@ -140,6 +148,22 @@ impl PrivateMapping {
             read_ahead(&self.file, piece.start as u64..piece.end as u64);
             self.window.populate(piece).map_err(file_error(&self.path, "copy pages of"))
         })?;
+        self.check()
+    }
+
+    /// Fills `to` with bytes from `start` on, those of the file and the zeros behind it, by all threads
+    /// of the pool: a copy that no change of the file reaches.
+    pub fn read(&self, start: u64, to: &mut [u8]) -> Result<()> {
+        let end = start.saturating_add(to.len() as u64).min(self.file_bytes());
+        let (of_file, behind) = to.split_at_mut(end.saturating_sub(start) as usize);
+        behind.fill(0);
+        let starts = (start..end).step_by(POPULATE_BYTES).collect::<Vec<_>>();
+        let pieces = of_file.par_chunks_mut(POPULATE_BYTES).zip(starts);
+        let failed = |source| {
+            let shrank = self.check().err();
+            shrank.unwrap_or_else(|| file_error(&self.path, "read")(source))
+        };
+        pieces.try_for_each(|(to, at)| read_exact_at(&self.file, to, at).map_err(failed))?;
         self.check()
     }
 

@@ -51,6 +51,18 @@ impl MemoryFacts {
         Self { host_heap: host_heap(heaps), ..Self::read(Path::new("/")) }
     }
 
+    /// The facts once this process has taken so many bytes more.
+    pub fn after(mut self, bytes: u64) -> Self {
+        self.available_bytes = self.available_bytes.map(|left| left.saturating_sub(bytes));
+        for group in &mut self.cgroups {
+            group.used_bytes = group.used_bytes.saturating_add(bytes);
+        }
+        if let Some(heap) = &mut self.host_heap {
+            heap.usage_bytes = heap.usage_bytes.saturating_add(bytes);
+        }
+        self
+    }
+
     /// The system's facts; `root` is `/`, or a copy of what is below `/proc` and `/sys/fs/cgroup`.
     pub fn read(root: &Path) -> Self {
         let meminfo = read(&root.join("proc/meminfo"));
@@ -292,6 +304,25 @@ mod tests {
         assert_eq!(host_heap(&[heap(80, true), heap(20, false), heap(30, false)]), room(30));
         assert_eq!(host_heap(&[heap(80, true)]), room(80));
         assert_eq!(host_heap(&[]), None);
+    }
+
+    #[test]
+    fn what_will_be_taken_is_gone_everywhere() {
+        let facts = MemoryFacts {
+            total_bytes: Some(100),
+            available_bytes: Some(50),
+            cgroups: vec![group("/a", 90, 10), group("/b", 80, u64::MAX)],
+            memlock_bytes: Some(1),
+            host_heap: Some(HeapRoom { budget_bytes: 70, usage_bytes: 5 }),
+        };
+        let expected = MemoryFacts {
+            available_bytes: Some(20),
+            cgroups: vec![group("/a", 90, 40), group("/b", 80, u64::MAX)],
+            host_heap: Some(HeapRoom { budget_bytes: 70, usage_bytes: 35 }),
+            ..facts.clone()
+        };
+        assert_eq!(facts.after(30), expected);
+        assert_eq!(expected.after(21).available_bytes, Some(0));
     }
 
     #[test]

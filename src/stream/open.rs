@@ -8,6 +8,7 @@ use super::options::{HostSource, StreamOptions};
 use super::pin_budget::pin_budget;
 use super::pins::{PinJob, Pins};
 use super::probe::{Measure, Probe, cached_probe, ladder, overrule};
+use super::ring;
 use super::streamer::{Streamer, StreamerParts};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
@@ -73,13 +74,20 @@ pub struct StreamJob {
     pub n_used: u32,
     /// Slots that the plan has room for.
     pub n_slots: u32,
+    /// Device memory that the plan names and that is not allocated yet, slots included.
+    pub planned_bytes: u64,
 }
 
 /// Begins to pin the host source, and makes the streamer.
 pub fn open(job: StreamJob, route: &Route, options: &StreamOptions) -> Result<Streamer> {
-    let facts = MemoryFacts::now(&job.device.memory_budget());
     let info = job.device.info();
+    let planned_bytes = if info.shares_host_memory() { job.planned_bytes } else { 0 };
+    let facts = MemoryFacts::now(&job.device.memory_budget()).after(planned_bytes);
     let total_bytes = job.tensors.iter().map(|t| t.file.bytes()).sum();
+    let free_bytes = pin_budget(&facts, info, HostSource::Ring, None).bytes;
+    let ring = ring::layout(total_bytes, free_bytes, info.limits.allocated_buffer_bytes());
+    // Also if all gets pinned: until then what is not yet goes through the ring.
+    let facts = facts.after(ring.bytes());
     let pins = match route.source {
         HostSource::Ring => None,
         source => Some(Pins::start(PinJob {
@@ -92,7 +100,6 @@ pub fn open(job: StreamJob, route: &Route, options: &StreamOptions) -> Result<St
             bar: progress::bytes_bar("pinning", total_bytes),
         })?),
     };
-    let free_host_bytes = pin_budget(&facts, info, HostSource::Ring, None).bytes;
     Streamer::new(StreamerParts {
         device: job.device,
         gguf: job.gguf,
@@ -100,7 +107,7 @@ pub fn open(job: StreamJob, route: &Route, options: &StreamOptions) -> Result<St
         n_used: job.n_used,
         n_slots: job.n_slots,
         pins,
-        free_host_bytes,
+        ring,
         link_gbps: route.link_gbps,
         chaos: options.chaos.map(Chaos::new),
     })

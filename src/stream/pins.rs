@@ -12,8 +12,9 @@ use super::packing::{Matrices, Piece, pack};
 use super::pin_budget::{Limit, PinBudget, PinReport};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, PrivateMapping};
-use crate::vk::{Arena, Buffer, Device, HostPages, MemoryKind};
+use crate::vk::{Arena, Buffer, Device, DeviceKind, HostPages, MemoryKind};
 use indicatif::ProgressBar;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -165,9 +166,19 @@ struct Pinning<'a> {
 /// A chunk after its first step.
 enum Prepared {
     /// Pages to be imported.
-    Pages(Arc<dyn HostPages>, std::ops::Range<u64>),
+    Pages(Arc<dyn HostPages>, Range<u64>),
     /// A buffer to be filled.
     Empty(Buffer),
+}
+
+/// A copy of file pages, for a CPU that plays GPU: nothing pins pages for it, so they are gone when the
+/// file is cut short, and its threads block the signal that then comes (Mesa's `u_thread_create`), which
+/// ends the process.
+fn copied(mapping: &PrivateMapping, range: &Range<u64>) -> Result<Arena> {
+    let bytes = range.end - range.start;
+    let mut arena = Arena::new("copies of the file's pages", bytes)?;
+    mapping.read(range.start, &mut arena.bytes_mut()[..bytes as usize])?;
+    Ok(arena)
 }
 
 impl Pinning<'_> {
@@ -182,7 +193,10 @@ impl Pinning<'_> {
             _ => limits.allocated_buffer_bytes(),
         };
         let limit = PIN_CHUNK_BYTES.min(limit);
-        let mappings = self.mappings()?;
+        let mappings = match self.mappings() {
+            Ok(mappings) => mappings,
+            Err(e) => return self.refused(e),
+        };
         let mut plan = match job.source {
             HostSource::Mmap => {
                 let page = limits.import_alignment.max(1);
@@ -263,6 +277,10 @@ impl Pinning<'_> {
         match &chunk.content {
             Content::Pages { part, range } => {
                 let mapping = mappings[*part].clone();
+                if job.device.info().kind == DeviceKind::Cpu {
+                    let arena = copied(&mapping, range)?;
+                    return Ok(Prepared::Pages(Arc::new(arena), 0..range.end - range.start));
+                }
                 mapping.populate(range.clone())?;
                 Ok(Prepared::Pages(mapping, range.clone()))
             }
@@ -296,7 +314,7 @@ impl Pinning<'_> {
         }
     }
 
-    fn read(&self, reads: &[(usize, std::ops::Range<u64>, u64)], memory: &mut [u8]) -> Result<()> {
+    fn read(&self, reads: &[(usize, Range<u64>, u64)], memory: &mut [u8]) -> Result<()> {
         let gguf = &self.job.gguf;
         for (tensor, range, offset) in reads {
             let info = &gguf.tensors()[self.job.tensors[*tensor].tensor];

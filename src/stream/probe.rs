@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mountinfo;
 use super::options::HostSource;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::vk::{
     Arena, Buffer, CacheFile, CopyQueue, Device, DeviceInfo, DeviceOptions, Faults, HostPages,
@@ -93,27 +93,7 @@ pub fn probe(
     gguf: &Gguf,
     measure: Measure,
 ) -> Probe {
-    let trial = Trial { instance, info, source, gguf };
-    let measured = measure == Measure::CopyQueues;
-    let mut probe = match trial.run() {
-        Ok(bytes) => {
-            let why = format!("{bytes} bytes were copied and compared");
-            Probe { usable: true, why, measured, copy_gbps: Vec::new() }
-        }
-        Err(error) => {
-            return Probe {
-                usable: false,
-                why: error.to_string(),
-                measured,
-                copy_gbps: Vec::new(),
-            };
-        }
-    };
-    if measured {
-        probe.copy_gbps = trial.measure();
-    }
-    log::debug!("{}: {source}: {probe:?}", info.name);
-    probe
+    Trial { instance, info, source, gguf }.result(measure).0
 }
 
 /// As [`probe`], with the results of earlier runs in a file of `cache`. Nothing is kept where faults
@@ -135,10 +115,33 @@ pub fn cached_probe(
     if let Some(known) = results.answer(source, measure) {
         return known.clone();
     }
-    let found = probe(instance, info, source, gguf, measure);
-    results.probes.insert(source.name().to_owned(), found.clone());
-    results.save(&path);
+    let (found, reason) = Trial { instance, info, source, gguf }.result(measure);
+    if reason == Reason::Driver {
+        results.probes.insert(source.name().to_owned(), found.clone());
+        results.save(&path);
+    }
     found
+}
+
+/// What a result depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    /// The driver, which answers the same again.
+    Driver,
+    /// This file, or what memory was free: another time it may be otherwise.
+    Moment,
+}
+
+impl Reason {
+    fn of(error: &Error) -> Self {
+        match error {
+            Error::ImportRefused { .. }
+            | Error::DeviceLost(_)
+            | Error::Timeout { .. }
+            | Error::Vulkan { .. } => Reason::Driver,
+            _ => Reason::Moment,
+        }
+    }
 }
 
 /// A source to try on a device.
@@ -156,6 +159,18 @@ struct Sample {
 }
 
 impl Trial<'_> {
+    fn result(&self, measure: Measure) -> (Probe, Reason) {
+        let measured = measure == Measure::CopyQueues;
+        let (usable, why, reason) = match self.run() {
+            Ok(bytes) => (true, format!("{bytes} bytes were copied and compared"), Reason::Driver),
+            Err(error) => (false, error.to_string(), Reason::of(&error)),
+        };
+        let copy_gbps = if usable && measured { self.measure() } else { Vec::new() };
+        let probe = Probe { usable, why, measured, copy_gbps };
+        log::debug!("{}: {}: {probe:?}", self.info.name, self.source);
+        (probe, reason)
+    }
+
     /// Copies to the device and back; how many bytes, or what went wrong.
     fn run(&self) -> Result<u64> {
         let device = self.open(None)?;
@@ -181,8 +196,8 @@ impl Trial<'_> {
         }
     }
 
-    fn wrong_copy(&self, at: usize) -> crate::Error {
-        crate::Error::ImportRefused {
+    fn wrong_copy(&self, at: usize) -> Error {
+        Error::ImportRefused {
             what: format!("{} memory (byte {at} was copied wrong)", self.source),
             result: ash::vk::Result::ERROR_UNKNOWN,
         }

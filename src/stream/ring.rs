@@ -18,13 +18,29 @@ const RING_BYTES: u64 = 512 << 20;
 /// Fewer than this cannot be filled while others are copied.
 const MIN_PIECES: u64 = 3;
 
-/// Number and size of the pieces. `total_bytes`: all that ever passes through; `free_bytes`: host
-/// memory that may be used; `limit_bytes`: no piece is larger.
-pub fn layout(total_bytes: u64, free_bytes: u64, limit_bytes: u64) -> (u32, u64) {
+/// Number and size of a ring's pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// How many.
+    pub n: u32,
+    /// Bytes of each.
+    pub piece_bytes: u64,
+}
+
+impl Layout {
+    /// Bytes of the ring.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.n) * self.piece_bytes
+    }
+}
+
+/// The pieces of a ring. `total_bytes`: all that ever passes through; `free_bytes`: host memory that may
+/// be used; `limit_bytes`: no piece is larger.
+pub fn layout(total_bytes: u64, free_bytes: u64, limit_bytes: u64) -> Layout {
     let ring_bytes = RING_BYTES.min(free_bytes / 8).min(total_bytes.next_multiple_of(1 << 16));
     let piece_bytes = (ring_bytes / MIN_PIECES).clamp(1 << 16, PIECE_BYTES).min(limit_bytes);
     let n = (ring_bytes / piece_bytes).max(MIN_PIECES);
-    (n as u32, piece_bytes)
+    Layout { n: n as u32, piece_bytes }
 }
 
 /// Cuts byte ranges of a tensor into pieces. The first byte of the tensor would lie at `phase` modulo
@@ -61,7 +77,8 @@ pub struct Ring {
 
 impl Ring {
     /// Allocates the ring.
-    pub fn new(device: &Arc<Device>, (n, piece_bytes): (u32, u64)) -> Result<Self> {
+    pub fn new(device: &Arc<Device>, layout: Layout) -> Result<Self> {
+        let Layout { n, piece_bytes } = layout;
         let piece = |i| {
             let name = format!("ring.{i}");
             Ok((Buffer::new(device, &name, piece_bytes, MemoryKind::HostRead)?, None))
@@ -151,10 +168,11 @@ mod tests {
             free in 1u64 << 24..1 << 40,
             limit in 1u64 << 12..1 << 30,
         ) {
-            let (n, piece_bytes) = layout(total, free, limit);
+            let ring = layout(total, free, limit);
+            let Layout { n, piece_bytes } = ring;
             prop_assert!(u64::from(n) >= MIN_PIECES && piece_bytes >= limit.min(1 << 16));
             prop_assert!(piece_bytes <= limit);
-            let bytes = u64::from(n) * piece_bytes;
+            let bytes = ring.bytes();
             prop_assert!(bytes <= (free / 8).max(MIN_PIECES << 16) && bytes <= RING_BYTES);
         }
     }

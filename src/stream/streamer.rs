@@ -41,8 +41,8 @@ pub struct StreamerParts {
     pub n_slots: u32,
     /// The pinning, unless everything goes through the ring.
     pub pins: Option<Pins>,
-    /// Host memory that the ring may take a part of.
-    pub free_host_bytes: u64,
+    /// The ring, where one is needed.
+    pub ring: ring::Layout,
     /// Measured speed of the bus.
     pub link_gbps: Option<f64>,
     /// Disorder for tests.
@@ -376,11 +376,7 @@ impl Streamer {
         let unpinned = |&&t: &&usize| self.pinned[t].is_none();
         if self.uses.iter().any(|t| unpinned(&t)) {
             if self.ring.is_none() {
-                let total = self.parts.tensors.iter().map(|t| t.file.bytes()).sum();
-                let device = &self.parts.device;
-                let limit = device.info().limits.allocated_buffer_bytes();
-                let layout = ring::layout(total, self.parts.free_host_bytes, limit);
-                self.ring = Some(Ring::new(device, layout)?);
+                self.ring = Some(Ring::new(&self.parts.device, self.parts.ring)?);
             }
         } else if self.settled && self.pinned.iter().all(Option::is_some) {
             self.ring = None;
@@ -394,7 +390,7 @@ impl Streamer {
         let tensor = self.uses[copy.index];
         let file = self.parts.tensors[tensor].file;
         let ranges = match copy.fill {
-            Fill::Full => vec![0..file.bytes()],
+            Fill::Full => std::iter::once(0..file.bytes()).collect(),
             Fill::Used => packing::expert_ranges(&self.experts[copy.index], file.matrix_bytes),
         };
         let waits = waits(&copy);

@@ -136,9 +136,10 @@ impl Faults {
 
     /// What the variable `VKMOE_FAULTS` asks for.
     pub fn from_env() -> Result<Self> {
-        let faults = Self::parse(&std::env::var(VARIABLE).unwrap_or_default())?;
+        let list = std::env::var(VARIABLE).unwrap_or_default();
+        let faults = Self::parse(&list)?;
         if faults != Self::default() {
-            log::warn!("{VARIABLE}: faults are injected: {faults:?}");
+            log::warn!("{VARIABLE}: faults are injected: {list}");
         }
         Ok(faults)
     }

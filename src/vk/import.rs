@@ -108,6 +108,10 @@ fn check_limits(device: &Device) -> Result<(), Refusal> {
         let problem = format!(" (the driver aligns them to {alignment} bytes)");
         return Err(Refusal { problem, result: vk::Result::ERROR_INVALID_EXTERNAL_HANDLE });
     }
+    if device.info().limits.import_bytes() == 0 {
+        let problem = " (the driver allocates less than one page at a time)".into();
+        return Err(Refusal { problem, result: vk::Result::ERROR_OUT_OF_DEVICE_MEMORY });
+    }
     Ok(())
 }
 

@@ -1,0 +1,159 @@
+//! Bad drivers: under every fault that `VKMOE_FAULTS` can inject the program gives the text and the
+//! logits that it gives without, or one line on standard error and exit code 1. Never a panic, another
+//! text, or no end.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::outcome::{End, Way, expected_of_demo, run_demo};
+use rayon::prelude::*;
+use std::collections::BTreeSet;
+use vkmoe::stream::options::HostSource::{self, Arena, Host, Mmap, Ring};
+use vkmoe::vk::Faults;
+
+const ALL: &[HostSource] = &HostSource::ALL;
+const UNPINNABLE: &[HostSource] = &[Host, Ring];
+
+/// Faults, and the host sources that work under them. Where one works, so does the choice by trial.
+/// `None`: the fault meets everything.
+const CASES: &[(&str, Option<&[HostSource]>)] = &[
+    ("amdgpu", Some(&[Arena, Host, Ring])),
+    ("i915", Some(UNPINNABLE)),
+    ("nvidia", Some(ALL)),
+    ("bare", Some(UNPINNABLE)),
+    ("refuse-import", Some(UNPINNABLE)),
+    ("refuse-file-import,import-poisons", Some(&[Arena, Host, Ring])),
+    ("refuse-read-only-import", Some(ALL)),
+    ("import-fails-at-copy", Some(UNPINNABLE)),
+    ("import-reads-zeros", Some(UNPINNABLE)),
+    ("no-import-extension", Some(UNPINNABLE)),
+    ("one-queue", Some(ALL)),
+    ("non-coherent", Some(UNPINNABLE)),
+    ("max-buffer=256", Some(ALL)),
+    // Smaller than what is read and copied at a time.
+    ("max-buffer=1", Some(ALL)),
+    // Smaller than an expert tensor: weights, imports and slots are in several buffers.
+    ("max-buffer=320KiB", Some(ALL)),
+    ("max-buffer=384KiB,import-alignment=64", Some(ALL)),
+    // A driver that takes some chunks and then no more: the rest goes through the ring.
+    ("max-buffer=384KiB,max-imports=5", Some(ALL)),
+    ("max-imports", Some(UNPINNABLE)),
+    // Smaller than a matrix, or than a page.
+    ("max-buffer=200KiB", None),
+    ("max-buffer=1KiB", None),
+    ("storage-range=128", Some(ALL)),
+    ("storage-range=1", Some(ALL)),
+    ("storage-range=16KiB", None),
+    ("import-alignment=64", Some(ALL)),
+    ("budget-drops=1", Some(ALL)),
+    ("budget-drops=1048576", None),
+    ("slot-allocation-fails=0", Some(ALL)),
+    ("slot-allocation-fails=1", Some(ALL)),
+    ("slot-allocation-fails=2", Some(ALL)),
+    ("device-lost-after=1", None),
+];
+
+/// Sources and slots to try under every fault.
+const WAYS: &[Way] = &[
+    Way { source: None, slots: None },
+    Way { source: Some(Mmap), slots: Some(3) },
+    Way { source: Some(Arena), slots: None },
+    Way { source: Some(Host), slots: Some(3) },
+    Way { source: Some(Ring), slots: Some(3) },
+];
+
+#[test]
+fn every_fault_is_tried() {
+    let items = CASES.iter().flat_map(|(faults, _)| faults.split(','));
+    let tried: BTreeSet<&str> = items.map(|item| item.split('=').next().unwrap()).collect();
+    assert_eq!(tried, Faults::names().collect());
+}
+
+#[test]
+fn faults_change_nothing_or_end_in_one_line() {
+    let runs: Vec<_> =
+        CASES.iter().flat_map(|case| WAYS.iter().map(move |way| (case, way))).collect();
+    runs.into_par_iter().for_each(|((faults, works), way)| {
+        let ran = run_demo(&way.args(), faults, "error");
+        let end = ran.end(expected_of_demo(), &format!("{faults}, {way}"));
+        let should_work = works.is_some_and(|works| way.source.is_none_or(|s| works.contains(&s)));
+        assert_eq!(matches!(end, End::Same), should_work, "{faults}, {way}: {end:?}");
+        // What does not work by the user's choice is called by its flag.
+        if let (End::Failed(line), Some(source), Some(_)) = (end, way.source, works) {
+            assert!(line.starts_with(&format!("error: --host-source {source}: ")), "{line}");
+        }
+    });
+}
+
+/// Fewer slots, then none; where one is a must, in host memory. Said once.
+#[test]
+fn slots_that_cannot_be_had_are_done_without() {
+    let fewer = "memory for 3 staging slots: 2 are used";
+    let none = "memory for 3 staging slots: experts are not prefetched";
+    let host = "device memory for a staging slot: it is in host memory";
+    let cases: [(&str, Way, &[&str]); 9] = [
+        ("2", Way { source: Some(Ring), slots: Some(3) }, &[fewer]),
+        ("2", Way { source: Some(Arena), slots: Some(3) }, &[fewer]),
+        ("1", Way { source: Some(Ring), slots: Some(3) }, &[none]),
+        ("1", Way { source: Some(Arena), slots: Some(3) }, &[none]),
+        ("1", Way { source: Some(Ring), slots: Some(0) }, &[]),
+        ("0", Way { source: Some(Ring), slots: Some(3) }, &[host]),
+        ("0", Way { source: Some(Ring), slots: Some(0) }, &[host]),
+        // By what is pinned when the first tokens run.
+        ("0", Way { source: Some(Mmap), slots: Some(3) }, &[host, none]),
+        ("0", Way { source: Some(Arena), slots: Some(0) }, &[]),
+    ];
+    cases.into_par_iter().for_each(|(n, way, lines)| {
+        let ran = run_demo(&way.args(), &format!("slot-allocation-fails={n}"), "warn");
+        assert_eq!(ran.end(expected_of_demo(), &way.to_string()), End::Same);
+        let told: Vec<&str> =
+            ran.err.lines().filter_map(|line| line.strip_prefix("warning: no ")).collect();
+        let known = told.iter().all(|line| lines.contains(line));
+        assert!(known && told.len() == lines.len().min(1), "{n}, {way}: {told:?}");
+    });
+}
+
+/// The device is lost at the first submission, the second, … and so on through start-up, pinning, prompt
+/// and answer, to the very last.
+#[test]
+fn a_device_lost_at_any_time_ends_in_one_line() {
+    let ways = [(Some(Ring), Some(3)), (Some(Arena), Some(3)), (Some(Mmap), None), (None, Some(2))];
+    ways.into_par_iter().for_each(|(source, slots)| {
+        let way = Way { source, slots };
+        let mut texts = Vec::new();
+        let mut lost = |after| {
+            let text = lost_after(after, way);
+            texts.extend(text.clone());
+            text.is_some()
+        };
+        assert!(lost(1), "{way}");
+        let (mut dies, mut lives) = (1, 2);
+        while lost(lives) {
+            dies = lives;
+            lives += 1 + lives / 4;
+        }
+        while dies + 1 < lives {
+            let middle = dies + (lives - dies) / 2;
+            match lost(middle) {
+                true => dies = middle,
+                false => lives = middle,
+            }
+        }
+        // Before the first word, and amid the answer.
+        assert!(texts.len() > 8 && texts[0].is_empty(), "{way}: {texts:?}");
+        assert!(texts.iter().any(|text| !text.is_empty()), "{way}: {texts:?}");
+    });
+}
+
+/// What was printed of the text before the device was lost; `None`: it lived long enough.
+fn lost_after(after: u32, way: Way) -> Option<String> {
+    let ran = run_demo(&way.args(), &format!("device-lost-after={after}"), "error");
+    let what = format!("lost after {after}, {way}");
+    match ran.end(expected_of_demo(), &what) {
+        End::Same => None,
+        End::Failed(line) => {
+            assert!(line.contains("device lost: "), "{what}: {line}");
+            Some(ran.out)
+        }
+    }
+}
