@@ -137,6 +137,11 @@ impl Executor {
         self.streamer.as_ref()
     }
 
+    /// The same, to wait for its pinning.
+    pub fn streamer_mut(&mut self) -> Option<&mut Streamer> {
+        self.streamer.as_mut()
+    }
+
     /// What moved since the last call, and how long it took.
     pub fn take_stats(&mut self) -> StreamStats {
         self.profile.take_stats()
