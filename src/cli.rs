@@ -353,6 +353,14 @@ pub struct DevicesArgs {
     /// Device that would be used: a number or part of a name [short: -dev]
     #[arg(long, value_name = "N|NAME")]
     pub device: Option<String>,
+    /// Try on the device used which host sources it reads, and how fast; else what is known of earlier
+    /// runs is shown
+    #[arg(long)]
+    pub probe: bool,
+    /// GGUF file whose pages are tried: file systems differ. Without it: the built-in demo model, which
+    /// is too small to measure its pages
+    #[arg(short, long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
 }
 
 /// `vkmoe trace`
