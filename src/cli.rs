@@ -135,6 +135,10 @@ pub struct EngineArgs {
     /// Queue that copies experts: one that only copies, a second that computes, or the kernels' own
     #[arg(long, value_enum, default_value_t = CopyQueueArg::Auto, value_name = "QUEUE", help_heading = STREAMING)]
     pub copy_queue: CopyQueueArg,
+    /// Write what ran when: for Perfetto (.json) or as a picture (.svg). Every kernel is timed, which
+    /// takes some time itself
+    #[arg(long, value_name = "FILE.json|FILE.svg", value_parser = trace_path, help_heading = STREAMING)]
+    pub trace: Option<PathBuf>,
     /// Print a hash of all logits computed, to compare runs bit by bit
     #[arg(long)]
     pub logits_hash: bool,
@@ -349,6 +353,14 @@ pub struct DevicesArgs {
     /// Device that would be used: a number or part of a name [short: -dev]
     #[arg(long, value_name = "N|NAME")]
     pub device: Option<String>,
+    /// Try on the device used which host sources it reads, and how fast; else what is known of earlier
+    /// runs is shown
+    #[arg(long)]
+    pub probe: bool,
+    /// GGUF file whose pages are tried: file systems differ. Without it: the built-in demo model, which
+    /// is too small to measure its pages
+    #[arg(short, long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
 }
 
 /// `vkmoe trace`
@@ -385,6 +397,16 @@ pub(crate) fn slots(text: &str) -> Result<u32, String> {
             .into()),
         Ok(n) if n == 0 || (MIN_SLOTS..=MAX_SLOTS).contains(&n) => Ok(n),
         _ => Err(format!("0 (off) or {MIN_SLOTS} to {MAX_SLOTS} is needed")),
+    }
+}
+
+/// A file whose ending says what to write.
+pub(crate) fn trace_path(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let ending = path.extension().map(|ending| ending.to_ascii_lowercase());
+    match ending.as_deref().and_then(|ending| ending.to_str()) {
+        Some("json" | "svg") => Ok(path),
+        _ => Err("a file that ends in .json or .svg is needed".into()),
     }
 }
 

@@ -19,9 +19,10 @@ use crate::plan::{Bytes, PlacementOptions, Plan};
 use crate::progress;
 use crate::stream::host_tensor::host_tensors;
 use crate::stream::options::StreamOptions;
+use crate::stream::pin_budget::PinReport;
 use crate::stream::stats::StreamStats;
-use crate::stream::{self, StreamJob};
-use crate::trace::Span;
+use crate::stream::{self, StreamJob, Streamer};
+use crate::trace::Trace;
 use crate::vk::{Device, Validation};
 use planned::pass_shape;
 use std::path::Path;
@@ -195,8 +196,23 @@ impl Engine {
     }
 
     /// What ran since the last call, if [`EngineOptions::tracing`] is on.
-    pub fn take_trace(&mut self) -> Option<Vec<Span>> {
-        self.executor.take_trace()
+    pub fn take_trace(&mut self) -> Option<Trace> {
+        let spans = self.executor.take_trace()?;
+        let (model, device) = (self.gguf.description(), self.device.info().name.clone());
+        Some(Trace { model, device, spans })
+    }
+
+    /// What of the experts in host memory is pinned by now; `None` if there are none.
+    pub fn pin_report(&self) -> Option<PinReport> {
+        self.executor.streamer().map(Streamer::pin_report)
+    }
+
+    /// Draws no more bars of what goes on in the background. The first logits do the same: who gets
+    /// them is about to print.
+    pub fn hide_progress(&self) {
+        if let Some(streamer) = self.executor.streamer() {
+            streamer.hide_progress();
+        }
     }
 
     /// The device.
@@ -292,6 +308,9 @@ impl Engine {
                 first_position: session.n_past,
             })?;
             session.n_past += n_tokens;
+            if n_outputs > 0 {
+                self.hide_progress();
+            }
             done(self, session, n_outputs)?;
         }
         Ok(())

@@ -1,9 +1,9 @@
 //! The binary: parses the command line, runs one command, prints an error as one line.
 
 use clap::Parser;
-use std::io::Write;
+use std::io::{self, Write};
 use std::process::ExitCode;
-use vkmoe::{cli, cmd};
+use vkmoe::{cli, cmd, progress};
 
 fn main() -> ExitCode {
     start_log();
@@ -27,5 +27,19 @@ fn start_log() {
             };
             writeln!(out, "{level}: {}", cmd::one_line(&record.args().to_string()))
         })
+        .target(env_logger::Target::Pipe(Box::new(Stderr)))
         .init();
+}
+
+/// Standard error, which progress bars are drawn on as well.
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        progress::between_bars(|| io::stderr().write(text))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
 }

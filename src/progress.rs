@@ -1,7 +1,13 @@
-//! Progress bars on standard error. They draw nothing when standard error is not a terminal. The blanks
-//! at their end leave room for `^C`, which would otherwise begin a new line.
+//! Progress bars on standard error, one below the other. They draw nothing when standard error is not a
+//! terminal. The blanks at their end leave room for `^C`, which would otherwise begin a new line.
+//!
+//! Bars may move while other threads print: whoever prints a line does it in [`between_bars`].
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::sync::LazyLock;
+
+/// All bars that are shown.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// A bar that is not drawn until [`show`].
 pub fn hidden_bar(what: &'static str, len: u64) -> ProgressBar {
@@ -27,10 +33,19 @@ pub fn count_bar(what: &'static str, len: u64) -> ProgressBar {
     bar
 }
 
-/// Starts to draw a bar.
+/// Starts to draw a bar, below those that are drawn.
 pub fn show(bar: &ProgressBar) {
-    if bar.is_hidden() {
-        bar.set_draw_target(ProgressDrawTarget::stderr());
+    if bar.is_hidden() && !BARS.is_hidden() {
+        BARS.add(bar.clone());
+    }
+}
+
+/// Takes the bars off the screen while `print` writes to it. Moving a bar in there would hang.
+pub fn between_bars<R>(print: impl FnOnce() -> R) -> R {
+    match BARS.clear() {
+        Ok(()) => BARS.suspend(print),
+        // The terminal is gone, and with it the bars.
+        Err(_) => print(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Flags of `vkmoe bench`: llama-bench's, most of which take lists. `-p 512,2048` and `-p 512 -p 2048`
 //! are the same; ranges are `1-8`, `128-512+128` and `128-2048*2`.
 
-use super::{CopyQueueArg, HostSourceArg, KvTypeArg, gpu_layers};
+use super::{CopyQueueArg, HostSourceArg, KvTypeArg, gpu_layers, trace_path};
 use crate::plan::{GpuLayers, Overrides};
 use crate::stream::options::SlotCount;
 use clap::{Args, ValueEnum};
@@ -74,6 +74,10 @@ pub struct BenchArgs {
     /// Devices: numbers or parts of names as `vkmoe devices` shows them [short: -dev]
     #[arg(long, value_name = "N|NAME", value_delimiter = ',')]
     pub device: Vec<String>,
+    /// Write what ran when in the last run of the last test: for Perfetto (.json) or as a picture
+    /// (.svg). Every kernel is timed, which takes some time itself
+    #[arg(long, value_name = "FILE.json|FILE.svg", value_parser = trace_path)]
+    pub trace: Option<PathBuf>,
     /// Format of the result
     #[arg(short, long, value_enum, default_value_t = Format::Md)]
     pub output: Format,

@@ -1,18 +1,29 @@
 //! `vkmoe devices`: what Vulkan lists, and what the engine will use and why.
 
-use super::emit;
 use super::table::Table;
+use super::{emit, model_path};
 use crate::cli::DevicesArgs;
 use crate::error::Result;
 use crate::exec::tuning::Tuning;
+use crate::gguf::Gguf;
 use crate::plan::Bytes;
+use crate::stream::options::HostSource;
+use crate::stream::probe::{Measure, Probe, cached_probe, known_probe, ladder, overrule};
 use crate::vk::{
-    self, DeviceInfo, Heap, Instance, InstanceOptions, Lane, LanePlan, QueueFamily, QueueId,
+    self, CacheFile, DeviceInfo, Heap, Instance, InstanceOptions, Lane, LanePlan, QueueFamily,
+    QueueId,
 };
 use std::fmt::Write;
+use std::sync::Arc;
 
 pub(super) fn run(args: &DevicesArgs) -> Result<()> {
-    let instance = Instance::new(InstanceOptions::default())?;
+    let gguf = match model_path(args.model.as_deref()).and_then(|path| Gguf::open(&path)) {
+        Ok(gguf) => Some(gguf),
+        Err(e) if args.probe || args.model.is_some() => return Err(e),
+        // Then nothing is known of host sources; the rest is.
+        Err(_) => None,
+    };
+    let instance = Arc::new(Instance::new(InstanceOptions::default())?);
     let devices = instance.devices()?;
     let visible = std::env::var("GGML_VK_VISIBLE_DEVICES").ok();
     let order = vk::visible_devices(&devices, visible.as_deref())?;
@@ -20,14 +31,63 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     let mut text = String::new();
     for (number, &index) in order.iter().enumerate() {
         let is_chosen = chosen.as_ref().is_ok_and(|&c| c == index);
-        text += &describe(number, &devices[index], is_chosen)?;
+        let info = &devices[index];
+        let probed = if args.probe && is_chosen { Some(&instance) } else { None };
+        let sources = gguf.as_ref().map(|gguf| Sources::of(info, gguf, probed));
+        text += &describe(number, info, is_chosen, &sources.unwrap_or_default())?;
     }
     emit(&text)?;
     // Without a usable device the command fails, after it has shown why.
     chosen.map(|_| ())
 }
 
-fn describe(number: usize, d: &DeviceInfo, chosen: bool) -> Result<String> {
+/// What is known of a device's host sources.
+#[derive(Default)]
+struct Sources {
+    /// In the order of the ladder.
+    probes: Vec<(HostSource, Option<Probe>)>,
+}
+
+impl Sources {
+    /// By trial if there is an instance for it, else from earlier runs.
+    fn of(info: &DeviceInfo, gguf: &Gguf, instance: Option<&Arc<Instance>>) -> Sources {
+        if !info.missing.is_empty() {
+            return Sources::default();
+        }
+        let probe = |source| match instance {
+            Some(instance) => {
+                let (measure, cache) = (Measure::CopyQueues, CacheFile::User);
+                Some(cached_probe(instance, info, source, gguf, measure, &cache))
+            }
+            None => known_probe(info, source, gguf.path(), &CacheFile::User),
+        };
+        Sources { probes: ladder(info).iter().map(|&source| (source, probe(source))).collect() }
+    }
+
+    /// The source that the engine takes: the first that works, if those before it are known not to.
+    fn used(&self) -> Option<(HostSource, &Probe)> {
+        let first = self.probes.iter().find(|(_, p)| p.as_ref().is_none_or(|p| p.usable))?;
+        Some((first.0, first.1.as_ref()?))
+    }
+
+    /// `works: copy queue transfer 49.4 GB/s, compute 51.0 GB/s`
+    fn line(&self, source: HostSource, probe: Option<&Probe>) -> String {
+        let Some(probe) = probe else { return "not tried yet; --probe does".into() };
+        if !probe.usable {
+            return format!("does not work: {}", super::one_line(&probe.why));
+        }
+        let speeds = probe.copy_gbps.iter().map(|(queue, gbps)| format!("{queue} {gbps:.1} GB/s"));
+        let speeds: Vec<String> = speeds.collect();
+        let speeds = match speeds.is_empty() {
+            true => String::new(),
+            false => format!(": copy queue {}", speeds.join(", ")),
+        };
+        let is_used = self.used().is_some_and(|(used, _)| used == source);
+        format!("works{speeds}{}", if is_used { "  ← used" } else { "" })
+    }
+}
+
+fn describe(number: usize, d: &DeviceInfo, chosen: bool, sources: &Sources) -> Result<String> {
     let mark = if chosen { "  ← used" } else { "" };
     let mut text = format!("{number}  {} ({}){mark}\n", d.name, d.kind);
     let mut line = |what: &str, value: String| {
@@ -41,12 +101,17 @@ fn describe(number: usize, d: &DeviceInfo, chosen: bool) -> Result<String> {
     for (i, heap) in d.heaps.iter().enumerate() {
         line(&format!("heap {i}"), heap_line(heap));
     }
-    let lanes = vk::plan_lanes(d, None)?;
+    let faster = sources.used().and_then(|(_, probe)| overrule(d, &probe.copy_gbps));
+    let lanes = vk::plan_lanes(d, faster)?;
     for (i, family) in d.queue_families.iter().enumerate() {
         line(&format!("queue family {i}"), family_line(i as u32, family, lanes));
     }
     line("compute lane", lane_line(lanes, Lane::Compute));
-    line("copy lane", format!("{}: {}", lane_line(lanes, Lane::Copy), why(lanes, d)));
+    let reason = if faster.is_some() { "measured to be clearly faster" } else { why(lanes, d) };
+    line("copy lane", format!("{}: {reason}", lane_line(lanes, Lane::Copy)));
+    for (source, probe) in &sources.probes {
+        line(&format!("source {source}"), sources.line(*source, probe.as_ref()));
+    }
     line("subgroup", subgroup_line(d));
     line("limits", limits_line(d));
     line("matrix units", matrix_line(d));

@@ -1,6 +1,7 @@
 //! `vkmoe logits`: logits of given token ids.
 
-use super::{emit, note_logits_hash, open_engine};
+use super::trace_file::TraceFile;
+use super::{emit, note_logits_hash, open_engine, write_trace};
 use crate::cli::LogitsArgs;
 use crate::engine::Outputs;
 use crate::error::{Error, Result};
@@ -12,6 +13,7 @@ const SHOWN: usize = 10;
 
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let tokens = parse_ids(&args.tokens)?;
+    let trace = TraceFile::create(args.engine.trace.as_deref())?;
     let mut engine = open_engine(&args.engine)?;
     let mut session = engine.session()?;
     let outputs = if args.all_positions { Outputs::All } else { Outputs::Last };
@@ -34,7 +36,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     }
     note_logits_hash(&session);
     engine.close(session);
-    Ok(())
+    write_trace(trace, &mut engine)
 }
 
 /// `position 3: 17=12.345 4=11.9 …`, the likeliest tokens first.

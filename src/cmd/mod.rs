@@ -15,17 +15,21 @@ mod table;
 mod terminal;
 mod tokenize;
 mod trace;
+mod trace_file;
 
 use crate::cli::{Command, EngineArgs};
 use crate::engine::{Engine, Planned, Session};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::plan::Bytes;
+use crate::progress;
 use crate::tokenizer::{Tokenizer, Vocab};
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use trace_file::TraceFile;
 
 /// What shells expect of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -92,6 +96,21 @@ fn note_logits_hash(session: &Session) {
     }
 }
 
+/// Where the experts are that are not on the device, and how much of them is pinned; `None` if all are
+/// on the device.
+fn experts_line(engine: &Engine) -> Option<String> {
+    let report = engine.pin_report()?;
+    Some(format!("experts: {} on the host, {report}", Bytes(report.wanted_bytes)))
+}
+
+/// Writes what ran since the last call to the file of `--trace`, if there is one.
+fn write_trace(file: Option<TraceFile>, engine: &mut Engine) -> Result<()> {
+    match (file, engine.take_trace()) {
+        (Some(file), Some(trace)) => file.write(&trace),
+        _ => Ok(()),
+    }
+}
+
 /// The file that `-m` names, or the unpacked demo model.
 fn model_path(model: Option<&Path>) -> Result<PathBuf> {
     model.map_or_else(demo::path, |path| Ok(path.to_path_buf()))
@@ -131,14 +150,14 @@ fn text_input(text: Option<&str>, file: Option<&Path>) -> Result<String> {
 /// Writes to standard output and flushes: text appears as it comes.
 fn emit(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(|e| stream_error("standard output", "write", e))
+    let written =
+        progress::between_bars(|| out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+    written.map_err(|e| stream_error("standard output", "write", e))
 }
 
 /// A line on standard error. Nobody may be reading there: that is no reason to fail.
 pub fn note(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = progress::between_bars(|| writeln!(io::stderr(), "{line}"));
 }
 
 /// A message as one line without control characters: file names and templates may contain any.

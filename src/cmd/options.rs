@@ -26,6 +26,7 @@ pub(super) fn engine_options(args: &EngineArgs) -> Result<EngineOptions> {
         hash_logits: args.logits_hash,
         placement: placement(args),
         stream: stream(args, &env)?,
+        tracing: args.trace.is_some(),
         ..EngineOptions::default()
     })
 }

@@ -1,7 +1,8 @@
 //! `vkmoe perplexity`: how well a model predicts a text, in llama.cpp's way: the text is cut into
 //! chunks of the context's size, and each chunk's second half is scored.
 
-use super::{emit, note_logits_hash, open_engine, read_text, tokenizer};
+use super::trace_file::TraceFile;
+use super::{emit, note_logits_hash, open_engine, read_text, tokenizer, write_trace};
 use crate::cli::PerplexityArgs;
 use crate::engine::{Engine, Outputs, Session};
 use crate::error::{Error, Result};
@@ -17,6 +18,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     if engine_args.ctx_size == 0 {
         engine_args.ctx_size = DEFAULT_CTX;
     }
+    let trace = TraceFile::create(args.engine.trace.as_deref())?;
     let mut engine = open_engine(&engine_args)?;
     let tokenizer = tokenizer(engine.gguf())?;
     let tokens = tokenizer.encode(&text, Special::Plain)?;
@@ -38,6 +40,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     bar.finish_and_clear();
     note_logits_hash(&session);
     engine.close(session);
+    write_trace(trace, &mut engine)?;
     emit(&format!(
         "perplexity {:.4} ± {:.4} ({} tokens in {n_chunks} chunks of {n_ctx})\n",
         scores.perplexity(),

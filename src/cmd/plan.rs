@@ -5,7 +5,7 @@ use super::table::Table;
 use super::{emit, plan_engine};
 use crate::cli::PlanArgs;
 use crate::engine::Planned;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::usage::{self, LayerUse, Part};
 use crate::plan::{Bytes, Sharing};
 use console::{Color, Term, style};
@@ -19,6 +19,9 @@ const MAX_COLUMNS: usize = 160;
 const BESIDE_BARS: usize = 5 + 2 * 10 + 4 * 2;
 
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
+    if args.engine.trace.is_some() {
+        return Err(Error::usage("--trace", "a plan runs nothing that could be traced"));
+    }
     let planned = plan_engine(&args.engine)?;
     if args.json {
         return emit(&format!("{:#}\n", as_json(&planned)));

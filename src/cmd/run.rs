@@ -1,9 +1,10 @@
 //! `vkmoe run`: one answer, or a chat on a terminal.
 
 use super::terminal::{Lines, Printer};
+use super::trace_file::TraceFile;
 use super::{
-    INTERRUPTED, catch_ctrl_c, emit, note, note_logits_hash, open_engine, read_text, text_input,
-    tokenizer,
+    INTERRUPTED, catch_ctrl_c, emit, experts_line, note, note_logits_hash, open_engine, read_text,
+    text_input, tokenizer, write_trace,
 };
 use crate::cli::{RunArgs, SamplingArgs};
 use crate::engine::{Engine, Outputs, Session};
@@ -11,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::plan::Bytes;
 use crate::progress;
 use crate::sampler::{Sampler, SamplerParams};
+use crate::stream::stats::StreamStats;
 use crate::tokenizer::{ChatTemplate, Message, Special, Tokenizer};
 use std::io::{self, IsTerminal};
 use std::path::Path;
@@ -28,6 +30,7 @@ pub(super) fn run(args: RunArgs) -> Result<ExitCode> {
         true => Some(prompt_text(&args)?),
         false => None,
     };
+    let trace = TraceFile::create(args.engine.trace.as_deref())?;
     let mut talk = Talk::open(&args)?;
     let result = match chat {
         true => talk.chat(prompt).map(|()| End::Done),
@@ -35,7 +38,7 @@ pub(super) fn run(args: RunArgs) -> Result<ExitCode> {
     };
     let end = result?;
     // Not after an error: figures and hash would be of a part.
-    talk.close();
+    talk.close(trace)?;
     Ok(match end {
         End::Interrupted => ExitCode::from(INTERRUPTED),
         End::Done | End::ContextFull => ExitCode::SUCCESS,
@@ -71,17 +74,19 @@ enum End {
     ContextFull,
 }
 
-/// Tokens and time of one phase.
+/// Tokens, time and moved experts of one phase.
 #[derive(Clone, Copy, Debug, Default)]
 struct Phase {
     tokens: usize,
     time: Duration,
+    stats: StreamStats,
 }
 
 impl Phase {
-    fn add(&mut self, tokens: usize, since: Instant) {
+    fn add(&mut self, tokens: usize, since: Instant, stats: &StreamStats) {
         self.tokens += tokens;
         self.time += since.elapsed();
+        self.stats.add(stats);
     }
 
     /// `, 12.3 tok/s`; nothing without a token.
@@ -189,6 +194,8 @@ impl Talk {
     fn chat(&mut self, first: Option<String>) -> Result<()> {
         let name = &self.engine.hparams().name;
         note(&format!("{name}: Ctrl-C stops an answer, Ctrl-D leaves, /clear starts anew"));
+        // From here on the terminal is the user's.
+        self.engine.hide_progress();
         let mut lines = Lines::open()?;
         let mut next = first;
         loop {
@@ -282,7 +289,7 @@ impl Talk {
             let since = Instant::now();
             self.sampler.accept(token);
             token = self.eval(&[token])?;
-            self.decode.add(1, since);
+            self.decode.add(1, since, &self.engine.take_stats());
         };
         printer.finish()?;
         Ok((printer.text, end))
@@ -324,7 +331,7 @@ impl Talk {
             }
         }
         bar.finish_and_clear();
-        self.prompt.add(n_done, since);
+        self.prompt.add(n_done, since, &self.engine.take_stats());
         Ok(next)
     }
 
@@ -384,13 +391,28 @@ impl Talk {
         line
     }
 
-    /// Prints the closing figures and frees the session.
-    fn close(mut self) {
+    /// What experts on the host came to, phase by phase: a prompt may stream while an answer does not.
+    fn expert_figures(&self) -> Option<String> {
+        let mut lines = experts_line(&self.engine)?;
+        for (name, phase) in [("prompt", &self.prompt), ("answer", &self.decode)] {
+            if phase.stats.moved() {
+                lines += &format!("\n  {name}: {}", phase.stats);
+            }
+        }
+        Some(lines)
+    }
+
+    /// Prints the closing figures, frees the session, and writes the trace.
+    fn close(mut self, trace: Option<TraceFile>) -> Result<()> {
         if self.prompt.tokens > 0 {
             note(&format!("\n{}", self.figures()));
+            if let Some(lines) = self.expert_figures() {
+                note(&lines);
+            }
             note_logits_hash(&self.session);
         }
         self.engine.close(self.session);
+        write_trace(trace, &mut self.engine)
     }
 }
 

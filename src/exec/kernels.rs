@@ -67,6 +67,17 @@ pub struct Launch {
     pub bindings: Vec<Bound>,
     /// Workgroups.
     pub groups: UVec3,
+    /// How several dispatches may do it.
+    pub cuts: Cuts,
+}
+
+/// Along which side a grid may be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cuts {
+    /// The longest: every workgroup has work of its own.
+    Any,
+    /// z: along x and y, workgroups share the work by their number, and fewer would do it all again.
+    Z,
 }
 
 impl Launch {
@@ -79,7 +90,12 @@ impl Launch {
     ) -> Self {
         debug_assert_eq!(kernel.module.split('.').next(), Some(P::SHADER));
         let push = bytemuck::bytes_of(&push).to_vec();
-        Launch { kernel, push, bindings: bindings.to_vec(), groups }
+        Launch { kernel, push, bindings: bindings.to_vec(), groups, cuts: Cuts::Any }
+    }
+
+    /// The same for a kernel that strides over x and y by the number of workgroups.
+    pub fn striding(self) -> Self {
+        Launch { cuts: Cuts::Z, ..self }
     }
 
     /// A launch over a list of items, folded into a grid.

@@ -148,7 +148,8 @@ impl Lowering<'_> {
             let spec = [t.local, 0, t.cols, t.rows];
             let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &spec);
             let push = push::MulMatVec { weights, table: 0, bias, k: w.k, n: w.n, m, x_div: 1 };
-            return Launch::new(kernel, push, &[x, y, x], t.grid(w.n, m.div_ceil(t.cols)));
+            let groups = t.grid(w.n, m.div_ceil(t.cols));
+            return Launch::new(kernel, push, &[x, y, x], groups).striding();
         }
         let t = self.tuning.mul_mat;
         let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(false));
@@ -174,7 +175,7 @@ impl Lowering<'_> {
             let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &[t.local, 1, 1, t.rows]);
             let push = push::MulMatVec { weights: 0, table, bias, k: w.k, n: w.n, m, x_div };
             let bindings = [x, y, self.bound(routing.ids)];
-            return Launch::new(kernel, push, &bindings, t.grid(w.n, m));
+            return Launch::new(kernel, push, &bindings, t.grid(w.n, m)).striding();
         };
         let t = self.tuning.mul_mat;
         let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(true));

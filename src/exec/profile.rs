@@ -11,8 +11,9 @@ use crate::vk::{Calibration, Clock, Device, Lane, QueryPool, Recorder};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Spans timed in a pass, two timestamps each; later ones go untimed.
-const MAX_SPANS: u32 = 4096;
+/// Spans timed in a pass, two timestamps each; later ones go untimed. 200 GB through the ring are
+/// 13,000 copies.
+const MAX_SPANS: u32 = 32_768;
 /// Clocks drift apart by some 20 µs a second.
 const MAX_DRIFT: Duration = Duration::from_millis(500);
 /// Spans that a trace keeps.
@@ -133,7 +134,7 @@ pub(super) struct Profile {
     first_tick: Option<u64>,
     pub(super) copy_times: CopyTimes,
     stats: StreamStats,
-    trace: Option<Vec<Span>>,
+    trace: Option<Spans>,
 }
 
 impl Profile {
@@ -148,7 +149,7 @@ impl Profile {
             first_tick: None,
             copy_times: CopyTimes { pool, copies: Vec::new(), open: None },
             stats: StreamStats::default(),
-            trace: tracing.then(Vec::new),
+            trace: tracing.then(Spans::default),
         })
     }
 
@@ -192,8 +193,17 @@ impl Profile {
                     }
                 }
                 ComputeMark::Op { name, il } => {
-                    let span = (Track::Compute, name.clone(), *il, 0);
-                    push_span(&mut self.trace, span, (start, end));
+                    if let Some(trace) = &mut self.trace {
+                        let (track, name, il) = (Track::Compute, name.clone(), *il);
+                        trace.push(Span {
+                            track,
+                            name,
+                            il,
+                            start_ns: start,
+                            end_ns: end,
+                            bytes: 0,
+                        });
+                    }
                 }
             }
         }
@@ -202,6 +212,11 @@ impl Profile {
         let direct_bytes = streamer.as_deref().map_or(0, |s| s.direct_bytes(n_tokens));
         if let Some(streamer) = streamer {
             streamer.learn_pass(n_tokens, streamed_bytes, wall.as_nanos() as u64);
+        }
+        if let Some(trace) = &mut self.trace
+            && recorded.marks.len().max(self.copy_times.copies.len()) >= MAX_SPANS as usize
+        {
+            trace.cut("of a pass", MAX_SPANS as usize);
         }
         self.stats.add(&StreamStats {
             streamed_bytes,
@@ -222,10 +237,10 @@ impl Profile {
         for (copy, &(start, end)) in self.copy_times.copies.iter().zip(&times) {
             streamer.learn_link(copy.bytes, end.saturating_sub(start));
             let tensor = &streamer.tensors()[copy.tensor];
-            if self.trace.is_some() {
+            if let Some(trace) = &mut self.trace {
                 let name = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name).to_string();
-                let span = (Track::Copy, name, tensor.il, copy.bytes);
-                push_span(&mut self.trace, span, (start, end));
+                let (track, il, bytes) = (Track::Copy, tensor.il, copy.bytes);
+                trace.push(Span { track, name, il, start_ns: start, end_ns: end, bytes });
             }
         }
         Ok(times)
@@ -252,18 +267,32 @@ impl Profile {
         std::mem::take(&mut self.stats)
     }
 
-    /// The spans so far, if tracing is on.
+    /// The spans since the last call, if tracing is on.
     pub(super) fn take_trace(&mut self) -> Option<Vec<Span>> {
-        self.trace.as_mut().map(std::mem::take)
+        self.trace.as_mut().map(|trace| std::mem::take(&mut trace.spans))
     }
 }
 
-fn push_span(
-    trace: &mut Option<Vec<Span>>,
-    (track, name, il, bytes): (Track, String, Option<u32>, u64),
-    (start_ns, end_ns): Interval,
-) {
-    if let Some(spans) = trace.as_mut().filter(|spans| spans.len() < MAX_TRACE) {
-        spans.push(Span { track, name, il, start_ns, end_ns, bytes });
+/// The spans of a trace, up to [`MAX_TRACE`].
+#[derive(Default)]
+struct Spans {
+    spans: Vec<Span>,
+    /// The user was told that there are more.
+    told: bool,
+}
+
+impl Spans {
+    fn push(&mut self, span: Span) {
+        match self.spans.len() < MAX_TRACE {
+            true => self.spans.push(span),
+            false => self.cut("of the run", MAX_TRACE),
+        }
+    }
+
+    /// Says once that something is missing.
+    fn cut(&mut self, what: &str, kept: usize) {
+        if !std::mem::replace(&mut self.told, true) {
+            log::warn!("the trace holds the first {kept} spans {what}, and no more");
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! after, so that the slot is free as soon as possible.
 
 use super::hazards::{Access, Hazards};
-use super::kernels::{Bound, Launch};
+use super::kernels::{Bound, Cuts, Launch};
 use super::kv::KvCache;
 use super::lower::Step;
 use super::pace;
@@ -242,7 +242,7 @@ impl<'a> Recording<'a> {
 
     /// A dispatch, cut into several submissions if it would run too long.
     fn launch(&mut self, op: &Op, launch: &Launch, estimate_ns: f64) -> Result<()> {
-        let parts = split(launch.groups, self.workspace.pace.parts(estimate_ns));
+        let parts = split(launch.groups, self.workspace.pace.parts(estimate_ns), launch.cuts);
         let n = parts.len();
         for (i, (base, groups)) in parts.into_iter().enumerate() {
             let workspace = self.workspace;
@@ -343,9 +343,12 @@ fn op_label(op: &Op, model: &crate::model::Model, il: Option<u32>) -> String {
     }
 }
 
-/// Cuts a grid into at most `parts` slices along its longest side: (base, groups) each.
-fn split(groups: UVec3, parts: u32) -> Vec<(UVec3, UVec3)> {
-    let axis = (0..3).max_by_key(|&a| groups[a]).unwrap_or(0);
+/// Cuts a grid into at most `parts` slices along one side: (base, groups) each.
+fn split(groups: UVec3, parts: u32, cuts: Cuts) -> Vec<(UVec3, UVec3)> {
+    let axis = match cuts {
+        Cuts::Any => (0..3).max_by_key(|&a| groups[a]).unwrap_or(0),
+        Cuts::Z => 2,
+    };
     let step = groups[axis].div_ceil(parts).max(1);
     let slices = (0..groups[axis]).step_by(step as usize).map(|start| {
         let (mut base, mut size) = (UVec3::ZERO, groups);
@@ -366,7 +369,9 @@ mod tests {
         #[test]
         fn slices_cover_the_grid(x in 1u32..500, y in 1u32..20, z in 1u32..5, parts in 1u32..40) {
             let groups = UVec3::new(x, y, z);
-            let slices = split(groups, parts);
+            let whole_plane = |(_, size): &(UVec3, UVec3)| size.truncate() == groups.truncate();
+            prop_assert!(split(groups, parts, Cuts::Z).iter().all(whole_plane));
+            let slices = split(groups, parts, Cuts::Any);
             prop_assert!(slices.len() <= parts as usize);
             let axis = (0..3).max_by_key(|&a| groups[a]).unwrap();
             let mut next = 0;

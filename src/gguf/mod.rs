@@ -6,8 +6,9 @@
 //!
 //! Reading order: this file, `parse` (bytes to header), `metadata` (lookups), `ggml_type` (the table
 //! of types), `split` (models in several files), `mapping` (files that shrink while in use), `read`
-//! (bytes for memory of one's own), [`mod@write`] (heads of new files).
+//! (bytes for memory of one's own), [`mod@write`] (heads of new files), `describe` (a model's name).
 
+mod describe;
 mod ggml_type;
 mod mapping;
 mod metadata;

@@ -69,6 +69,10 @@ pub enum Limit {
     },
     /// Nothing is known about the memory.
     Unknown,
+    /// Time: the pinning goes on.
+    Unfinished,
+    /// The ring was chosen: nothing is to be pinned.
+    Ring,
 }
 
 /// How much `source` may pin for a device. `pin_max_bytes` is `--pin-max-mib`.
@@ -158,6 +162,8 @@ impl fmt::Display for Limit {
                 write!(f, "the driver, which took no more (locked memory, `ulimit -l`: {limit})")
             }
             Limit::Unknown => f.write_str("nothing being known about this system's memory"),
+            Limit::Unfinished => f.write_str("the time that pinning takes"),
+            Limit::Ring => f.write_str("the host source, which pins nothing but a ring"),
         }
     }
 }
@@ -183,17 +189,21 @@ impl fmt::Display for PinReport {
         };
         let in_unit = |bytes: u64| bytes as f64 / unit as f64;
         let (pinned, wanted) = (in_unit(self.pinned_bytes), in_unit(self.wanted_bytes));
+        if self.limit == Limit::Ring {
+            return f.write_str("not pinned: all of it streams through the ring");
+        }
         write!(f, "pinned {pinned:.1} of {wanted:.1} {name} ({})", self.source)?;
         let rest = self.wanted_bytes.saturating_sub(self.pinned_bytes);
-        if rest == 0 {
-            return Ok(());
+        match self.limit {
+            _ if rest == 0 => Ok(()),
+            Limit::Unfinished => f.write_str(" so far"),
+            _ => write!(
+                f,
+                "; the rest streams through the ring: {} over the limit set by {}",
+                Bytes(rest),
+                self.limit
+            ),
         }
-        write!(
-            f,
-            "; the rest streams through the ring: {} over the limit set by {}",
-            Bytes(rest),
-            self.limit
-        )
     }
 }
 
@@ -287,6 +297,14 @@ mod tests {
              limit set by --pin-max-mib 12288"
         );
         assert_eq!(report(300 << 20, 300 << 20), "pinned 300.0 of 300.0 MiB (mmap)");
+        let report = |limit, source| {
+            let (pinned_bytes, wanted_bytes) = (6 * GIB, 8 * GIB);
+            PinReport { pinned_bytes, wanted_bytes, source, limit }.to_string()
+        };
+        let so_far = report(Limit::Unfinished, HostSource::Arena);
+        assert_eq!(so_far, "pinned 6.0 of 8.0 GiB (arena) so far");
+        let none = report(Limit::Ring, HostSource::Ring);
+        assert_eq!(none, "not pinned: all of it streams through the ring");
     }
 
     fn any_facts() -> impl Strategy<Value = MemoryFacts> {

@@ -60,6 +60,7 @@ pub struct PinJob {
 pub struct Pins {
     source: HostSource,
     shared: Arc<Shared>,
+    bar: ProgressBar,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -92,6 +93,7 @@ impl Pins {
             state: Mutex::new(State { ready: Vec::new(), report, failed: None }),
         });
         let (source, theirs) = (job.source, shared.clone());
+        let bar = job.bar.clone();
         let work = move || {
             let since = Instant::now();
             let result = Pinning { job: &job, shared: &theirs }.run();
@@ -110,7 +112,7 @@ impl Pins {
             action: "start",
             source,
         })?;
-        Ok(Pins { source, shared, thread: Some(thread) })
+        Ok(Pins { source, shared, bar, thread: Some(thread) })
     }
 
     /// The tensors that became complete since the last call.
@@ -140,9 +142,20 @@ impl Pins {
         self.source
     }
 
-    /// What became of it, once it is finished.
+    /// What became of it, so far.
     pub fn report(&self) -> PinReport {
-        lock(&self.shared.state).report.clone()
+        // Asked first: what is finished does not change.
+        let finished = self.is_finished();
+        let report = lock(&self.shared.state).report.clone();
+        match finished {
+            true => report,
+            false => PinReport { limit: Limit::Unfinished, ..report },
+        }
+    }
+
+    /// Shows no more how far it is.
+    pub fn hide_progress(&self) {
+        self.bar.finish_and_clear();
     }
 }
 

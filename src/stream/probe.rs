@@ -75,8 +75,12 @@ pub fn ladder(info: &DeviceInfo) -> &'static [HostSource] {
 }
 
 /// The copy queue to use instead of the table's: `None` unless another was clearly faster. One that
-/// shares the compute lane's queue never overrules another: copies on it hold up the kernels.
+/// shares the compute lane's queue never overrules another: copies on it hold up the kernels. Where the
+/// device's memory is the host's, hardly anything is copied.
 pub fn overrule(info: &DeviceInfo, measured: &[(CopyQueue, f64)]) -> Option<CopyQueue> {
+    if info.shares_host_memory() {
+        return None;
+    }
     let table = plan_lanes(info, None).ok()?;
     let is_table = |kind: CopyQueue| plan_lanes(info, Some(kind)).is_ok_and(|plan| plan == table);
     let (_, of_table) = measured.iter().find(|(kind, _)| is_table(*kind))?;
@@ -112,7 +116,7 @@ pub fn cached_probe(
     let key = Key::new(info, gguf.path());
     let path = directory.join(key.file_name());
     let mut results = Results::load(&path, &key);
-    if let Some(known) = results.answer(source, measure) {
+    if let Some(known) = results.answer(source, worth_measuring(source, gguf, measure)) {
         return known.clone();
     }
     let (found, reason) = Trial { instance, info, source, gguf }.result(measure);
@@ -144,6 +148,26 @@ impl Reason {
     }
 }
 
+/// What earlier runs found out about a source, for models that lie where this one does.
+pub fn known_probe(
+    info: &DeviceInfo,
+    source: HostSource,
+    model: &Path,
+    cache: &CacheFile,
+) -> Option<Probe> {
+    let key = Key::new(info, model);
+    let path = cache.directory()?.join(key.file_name());
+    Results::load(&path, &key).answer(source, Measure::Nothing).cloned()
+}
+
+/// What of a measurement can be done: the pages of a small file tell nothing, and must not pass for a
+/// result where a large one lies beside it.
+fn worth_measuring(source: HostSource, gguf: &Gguf, measure: Measure) -> Measure {
+    let first = gguf.parts().first().and_then(|path| path.metadata().ok());
+    let is_small = first.is_none_or(|file| file.len() < LEAST_MEASURED_BYTES);
+    if source == HostSource::Mmap && is_small { Measure::Nothing } else { measure }
+}
+
 /// A source to try on a device.
 struct Trial<'a> {
     instance: &'a Arc<Instance>,
@@ -160,7 +184,7 @@ struct Sample {
 
 impl Trial<'_> {
     fn result(&self, measure: Measure) -> (Probe, Reason) {
-        let measured = measure == Measure::CopyQueues;
+        let measured = worth_measuring(self.source, self.gguf, measure) == Measure::CopyQueues;
         let (usable, why, reason) = match self.run() {
             Ok(bytes) => (true, format!("{bytes} bytes were copied and compared"), Reason::Driver),
             Err(error) => (false, error.to_string(), Reason::of(&error)),
@@ -442,6 +466,8 @@ mod tests {
         assert_eq!(overrule(&intel, &[(Same, 10.0), (Transfer, 16.0)]), Some(Transfer));
         assert_eq!(overrule(&intel, &[(Transfer, 12.0)]), None);
         assert_eq!(overrule(&DeviceInfo::default(), &[(Same, 1.0), (Transfer, 2.0)]), None);
+        let integrated = device(Vendor::Intel, DeviceKind::Integrated);
+        assert_eq!(overrule(&integrated, &[(Same, 10.0), (Transfer, 99.0)]), None);
     }
 
     #[test]

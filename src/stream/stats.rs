@@ -1,6 +1,7 @@
 //! What streaming did: bytes moved, and how long each lane was busy. Sums over evaluations; the engine
 //! fills them, commands print them.
 
+use crate::plan::Bytes;
 use std::fmt;
 
 /// Sums over some evaluations. Times are busy times in ns, `wall_ns` the time that passed.
@@ -47,6 +48,11 @@ impl StreamStats {
         Some(if self.copy_ns > self.compute_ns { Bound::Bus(share) } else { Bound::Compute(share) })
     }
 
+    /// Whether anything came from host memory.
+    pub fn moved(&self) -> bool {
+        self.streamed_bytes > 0 || self.direct_bytes > 0
+    }
+
     /// Adds what another evaluation did.
     pub fn add(&mut self, other: &StreamStats) {
         self.streamed_bytes += other.streamed_bytes;
@@ -55,6 +61,27 @@ impl StreamStats {
         self.compute_ns += other.compute_ns;
         self.both_ns += other.both_ns;
         self.wall_ns += other.wall_ns;
+    }
+}
+
+/// `streamed 33.9 GiB at 49.2 GB/s, 98 % hidden behind compute | read directly 12.3 GiB | bound: bus
+/// 97 %`; what did not happen or was not measured is left out.
+impl fmt::Display for StreamStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        if self.streamed_bytes > 0 {
+            let speed = self.link_gbps().map(|gbps| format!(" at {gbps:.1} GB/s"));
+            let hidden = self.hidden_share();
+            let hidden =
+                hidden.map(|share| format!(", {:.0} % hidden behind compute", 100.0 * share));
+            let (speed, hidden) = (speed.unwrap_or_default(), hidden.unwrap_or_default());
+            parts.push(format!("streamed {}{speed}{hidden}", Bytes(self.streamed_bytes)));
+        }
+        if self.direct_bytes > 0 {
+            parts.push(format!("read directly {}", Bytes(self.direct_bytes)));
+        }
+        parts.extend(self.bound().map(|bound| format!("bound: {bound}")));
+        f.write_str(&parts.join(" | "))
     }
 }
 
@@ -105,6 +132,10 @@ mod tests {
         assert_eq!(STATS.hidden_share(), Some(0.9));
         assert_eq!(STATS.bound(), Some(Bound::Bus(2e9 / 2.1e9)));
         assert_eq!(STATS.bound().map(|b| b.to_string()).as_deref(), Some("bus 95 %"));
+        let line = "streamed 93.1 GiB at 50.0 GB/s, 90 % hidden behind compute | read directly 7 B | \
+                    bound: bus 95 %";
+        assert_eq!(STATS.to_string(), line);
+        assert!(STATS.moved());
     }
 
     #[test]
@@ -112,12 +143,16 @@ mod tests {
         let stats = StreamStats { copy_ns: 0, streamed_bytes: 0, both_ns: 0, ..STATS };
         assert_eq!((stats.link_gbps(), stats.hidden_share()), (None, None));
         assert_eq!(stats.bound(), Some(Bound::Compute(1.9e9 / 2.1e9)));
+        assert_eq!(stats.to_string(), "read directly 7 B | bound: compute 90 %");
     }
 
     #[test]
     fn nothing_measured_is_no_figure() {
         let stats = StreamStats::default();
         assert_eq!((stats.link_gbps(), stats.hidden_share(), stats.bound()), (None, None, None));
+        assert_eq!((stats.to_string().as_str(), stats.moved()), ("", false));
+        // A copy queue without timestamps.
+        assert_eq!(StreamStats { streamed_bytes: 5, ..stats }.to_string(), "streamed 5 B");
         // Time passed, but no lane was timed.
         let stats = StreamStats { wall_ns: 5, ..stats };
         assert_eq!(stats.bound(), None);

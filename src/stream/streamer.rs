@@ -10,7 +10,7 @@ use super::gate::{Access, Gate, Speeds};
 use super::host_tensor::HostTensor;
 use super::options::{HostSource, MIN_SLOTS};
 use super::packing::{self, ChunkRegion, Piece};
-use super::pin_budget::PinReport;
+use super::pin_budget::{Limit, PinReport};
 use super::pins::{Pinned, Pins};
 use super::ring::{self, Ring};
 use super::rotation::{Copy, Fill, Rotation, Slot};
@@ -276,10 +276,22 @@ impl Streamer {
         }
     }
 
-    /// What the pinning came to; `None` while it goes on.
-    pub fn pin_report(&self) -> Option<PinReport> {
-        let pins = self.parts.pins.as_ref()?;
-        pins.is_finished().then(|| pins.report())
+    /// What the pinning came to, so far.
+    pub fn pin_report(&self) -> PinReport {
+        let not_pinned = || PinReport {
+            pinned_bytes: 0,
+            wanted_bytes: self.parts.tensors.iter().map(|t| t.file.bytes()).sum(),
+            source: HostSource::Ring,
+            limit: Limit::Ring,
+        };
+        self.parts.pins.as_ref().map_or_else(not_pinned, Pins::report)
+    }
+
+    /// Shows no more how far the pinning is.
+    pub fn hide_progress(&self) {
+        if let Some(pins) = &self.parts.pins {
+            pins.hide_progress();
+        }
     }
 
     /// The tensors that stay on the host.

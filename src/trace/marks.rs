@@ -100,18 +100,15 @@ pub(super) fn visits(trace: &Trace, track: Track) -> Vec<Visit> {
     visits
 }
 
-/// The window to enlarge: some layers around the middle of the copies, or of everything where nothing is
-/// copied. `None` if the whole is short enough to be seen.
+/// The window to enlarge: some layers around the middle of what is copied, by bytes (a prompt's copies are
+/// few and large, an answer's many and small), or of everything where nothing is copied. `None` if the
+/// whole is short enough to be seen.
 pub(super) fn enlarged(trace: &Trace) -> Option<(u64, u64)> {
     let visits = visits(trace, Track::Compute);
     if visits.len() <= MAX_VISITS {
         return None;
     }
-    let mut starts_ns: Vec<u64> = trace.on(Track::Copy).map(|span| span.start_ns).collect();
-    starts_ns.sort_unstable();
-    let middle_ns = starts_ns
-        .get(starts_ns.len() / 2)
-        .copied()
+    let middle_ns = middle_of_copies(trace)
         .unwrap_or_else(|| visits.get(visits.len() / 2).map_or(0, |visit| visit.start_ns));
     let middle = visits.partition_point(|visit| visit.start_ns < middle_ns);
     let first = middle.saturating_sub(ENLARGED_VISITS / 2).min(visits.len() - ENLARGED_VISITS);
@@ -119,6 +116,20 @@ pub(super) fn enlarged(trace: &Trace) -> Option<(u64, u64)> {
     let start_ns = some.first()?.start_ns;
     let end_ns = some.iter().map(|visit| visit.end_ns).max()?;
     (start_ns < end_ns).then_some((start_ns, end_ns))
+}
+
+/// When the copy began that half of all bytes were copied with.
+fn middle_of_copies(trace: &Trace) -> Option<u64> {
+    let mut copies: Vec<(u64, u128)> =
+        trace.on(Track::Copy).map(|span| (span.start_ns, span.bytes.into())).collect();
+    copies.sort_unstable();
+    let half = copies.iter().map(|copy| copy.1).sum::<u128>() / 2;
+    let mut copied = 0;
+    let middle = copies.into_iter().find(|(_, bytes)| {
+        copied += bytes;
+        copied >= half
+    });
+    middle.map(|(start_ns, _)| start_ns)
 }
 
 #[cfg(test)]
@@ -201,5 +212,16 @@ mod tests {
             .collect();
         assert_eq!(inside.len(), ENLARGED_VISITS);
         assert!(inside.contains(&8) && inside[0] > 3, "{inside:?}");
+        // An answer of many tokens follows, with small copies.
+        let (_, end_ns) = trace.bounds().unwrap();
+        let answer = (0..500).flat_map(|i| {
+            let span = |track, bytes| {
+                let (name, il, start_ns) = ("x".to_owned(), Some(i % 48), end_ns + u64::from(i));
+                Span { track, name, il, start_ns, end_ns: start_ns + 1, bytes }
+            };
+            [span(Track::Copy, 1000), span(Track::Compute, 0)]
+        });
+        trace.spans.extend(answer);
+        assert_eq!(enlarged(&trace), Some(window));
     }
 }

@@ -35,10 +35,10 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Opens the engine of a case.
-    pub(super) fn open(case: &Case) -> Result<Opened> {
+    /// Opens the engine of a case. Nothing of that goes on when this returns.
+    pub(super) fn open(case: &Case, tracing: bool) -> Result<Opened> {
         let path = model_path(case.load.model.as_deref())?;
-        let mut engine = Engine::open(&path, &options(&case.load))?;
+        let mut engine = Engine::open(&path, &EngineOptions { tracing, ..options(&case.load) })?;
         engine.finish_loading();
         Ok(Opened { load: case.load.clone(), engine })
     }
@@ -132,6 +132,7 @@ impl Run<'_> {
             self.session.truncate(test.n_depth);
             step(&format!("run {i}/{}", repeat.n));
             self.engine.take_stats();
+            self.engine.take_trace();
             let start = Instant::now();
             self.prompt(test.n_prompt)?;
             self.generate(test.n_gen)?;

@@ -10,10 +10,12 @@ mod row;
 #[cfg(test)]
 mod tests;
 
-use super::{emit, note, one_line};
+use super::trace_file::TraceFile;
+use super::{emit, experts_line, note, one_line};
 use crate::cli::bench::BenchArgs;
 use crate::error::Result;
 use crate::progress;
+use crate::trace::Trace;
 use cases::{Case, Load};
 use indicatif::ProgressBar;
 use measure::{Opened, Repeat};
@@ -29,21 +31,25 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let cases = cases::cases(args)?;
     let mut printer = Printer::new(args.output, &cases);
     let progress = Progress::new(args, cases.len());
-    let mut bench = Bench { args, progress: &progress, opened: None, failed: None };
+    let trace = TraceFile::create(args.trace.as_deref())?;
+    let mut bench = Bench { args, progress: &progress, opened: None, failed: None, trace: None };
     let mut code = ExitCode::SUCCESS;
     for (i, case) in cases.iter().enumerate() {
         match bench.measure(case, i) {
-            Ok(Some(row)) => progress.print(&printer.row(&row))?,
+            Ok(Some(row)) => emit(&printer.row(&row))?,
             Ok(None) => {}
             Err(e) => {
-                progress.bar.suspend(|| note(&format!("error: {}", one_line(&e.to_string()))));
+                note(&format!("error: {}", one_line(&e.to_string())));
                 code = ExitCode::FAILURE;
             }
         }
         progress.bar.inc(1);
     }
-    progress.print(&printer.footer())?;
     progress.bar.finish_and_clear();
+    emit(&printer.footer())?;
+    if let (Some(file), Some(trace)) = (trace, bench.trace) {
+        file.write(&trace)?;
+    }
     Ok(code)
 }
 
@@ -54,6 +60,8 @@ struct Bench<'a> {
     opened: Option<Opened>,
     /// What could not be opened, or failed at work: it is not tried again.
     failed: Option<Load>,
+    /// Of the last repetition, if one is wanted.
+    trace: Option<Trace>,
 }
 
 impl Bench<'_> {
@@ -76,13 +84,18 @@ impl Bench<'_> {
             Some(opened) => opened,
             None => {
                 progress.step(i, case, "loading");
-                progress.bar.suspend(|| Opened::open(case))?
+                let opened = Opened::open(case, args.trace.is_some())?;
+                if let Some(line) = experts_line(&opened.engine) {
+                    note(&line);
+                }
+                opened
             }
         };
         thread::sleep(Duration::from_secs(args.delay.into()));
         let repeat = Repeat { n: args.repetitions, warm_up: !args.no_warmup };
         let measured = opened.measure(case, repeat, |what| progress.step(i, case, what))?;
         let row = Row::new(case, &opened.engine, measured);
+        self.trace = opened.engine.take_trace();
         self.opened = Some(opened);
         Ok(row)
     }
@@ -110,10 +123,5 @@ impl Progress {
             note(&format!("vkmoe bench: {}/{}: {message}", i + 1, self.n_cases));
         }
         self.bar.set_message(message);
-    }
-
-    /// Prints to standard output, where the bar may be as well.
-    fn print(&self, text: &str) -> Result<()> {
-        self.bar.suspend(|| emit(text))
     }
 }

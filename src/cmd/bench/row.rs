@@ -7,7 +7,6 @@ use crate::engine::Engine;
 use crate::gguf::Gguf;
 use crate::stream::options::SlotCount;
 use serde_json::{Value, json};
-use std::collections::HashMap;
 use std::time::Duration;
 
 /// One measured case.
@@ -31,31 +30,6 @@ pub(super) struct ModelInfo {
     pub(super) bytes: u64,
     pub(super) n_params: u64,
 }
-
-/// `general.file_type` in llama.cpp's words (`llama_model_ftype_name`).
-const FILE_TYPES: &[(u32, &str)] = &[
-    (0, "all F32"),
-    (1, "F16"),
-    (2, "Q4_0"),
-    (3, "Q4_1"),
-    (7, "Q8_0"),
-    (8, "Q5_0"),
-    (9, "Q5_1"),
-    (10, "Q2_K - Medium"),
-    (11, "Q3_K - Small"),
-    (12, "Q3_K - Medium"),
-    (13, "Q3_K - Large"),
-    (14, "Q4_K - Small"),
-    (15, "Q4_K - Medium"),
-    (16, "Q5_K - Small"),
-    (17, "Q5_K - Medium"),
-    (18, "Q6_K"),
-    (21, "Q2_K - Small"),
-    (25, "IQ4_NL - 4.5 bpw"),
-    (30, "IQ4_XS - 4.25 bpw"),
-    (32, "BF16"),
-    (38, "MXFP4 MoE"),
-];
 
 impl Row {
     /// Of a case that was measured just now.
@@ -141,41 +115,13 @@ impl Row {
 
 impl ModelInfo {
     fn of(gguf: &Gguf) -> ModelInfo {
-        let shapes = gguf.tensors().iter().map(|tensor| tensor.shape.iter().product::<u64>());
-        let n_params = shapes.sum();
         ModelInfo {
             file: gguf.path().display().to_string(),
-            description: describe(gguf, n_params),
+            description: gguf.description(),
             bytes: gguf.total_bytes(),
-            n_params,
+            n_params: gguf.n_params(),
         }
     }
-}
-
-/// Architecture, size and tensor types. Keys of another type than usual count as absent: they are but
-/// for show.
-fn describe(gguf: &Gguf, n_params: u64) -> String {
-    let text = |key| gguf.metadata().str(key).ok().flatten();
-    let arch = text("general.architecture").unwrap_or("?");
-    let size = text("general.size_label").map(|label| label.replace('-', "."));
-    let size = size.unwrap_or_else(|| match n_params {
-        n if n < 1_000_000_000 => format!("{:.0}M", n as f64 / 1e6),
-        n => format!("{:.0}B", n as f64 / 1e9),
-    });
-    let file_type = gguf.metadata().u32("general.file_type").ok().flatten();
-    let known = FILE_TYPES.iter().find(|row| Some(row.0) == file_type);
-    let types = known.map_or_else(|| commonest_type(gguf), |row| row.1.to_owned());
-    format!("{arch} {size} {types}")
-}
-
-/// The type that most bytes have.
-fn commonest_type(gguf: &Gguf) -> String {
-    let mut bytes: HashMap<&str, u64> = HashMap::new();
-    for tensor in gguf.tensors() {
-        *bytes.entry(tensor.ty.name()).or_default() += tensor.bytes;
-    }
-    let most = bytes.into_iter().max_by_key(|&(name, bytes)| (bytes, name));
-    most.map_or_else(|| "?".to_owned(), |(name, _)| name.to_owned())
 }
 
 /// As on the command line.
