@@ -58,19 +58,23 @@ fn flags(model: &Path, way: Way) -> Vec<String> {
     [vec!["-m".to_owned(), text(model).to_owned()], way.args()].concat()
 }
 
+/// The same command, begun by another program, which has arguments of its own.
+fn begun_by(program: &str, args: &[&str], command: &Command) -> Command {
+    let mut begun = Command::new(program);
+    begun.args(args).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => begun.env(name, value),
+            None => begun.env_remove(name),
+        };
+    }
+    begun
+}
+
 /// The same command, begun by a shell in which `script` comes first; `$1` is `argument`.
 fn after_script(script: &str, argument: &str, command: &Command) -> Command {
     let script = format!("{script} || exit 99; shift; exec \"$@\"");
-    let mut sh = Command::new("sh");
-    sh.args(["-c", &script, "sh", argument]).arg(command.get_program()).args(command.get_args());
-    sh.stdin(Stdio::null());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => sh.env(name, value),
-            None => sh.env_remove(name),
-        };
-    }
-    sh
+    begun_by("sh", &["-c", &script, "sh", argument], command)
 }
 
 /// What is not tried, and why, for whoever reads the log.
@@ -119,29 +123,52 @@ fn a_small_limit_of_locked_memory_changes_nothing() {
     assert!(ran.err.contains(line), "{}", ran.err);
 }
 
-/// A control group with a memory limit, below that of this process; gone when dropped.
-struct Group(PathBuf);
+/// Where a process has little memory.
+enum Confined {
+    /// A control group below that of this process; gone when dropped.
+    Group(PathBuf),
+    /// A scope of systemd's, where only that may make groups: `MemoryMax=…`.
+    Scope(String),
+}
 
-impl Group {
+impl Confined {
     /// `None`: this process may make none.
-    fn new(limit_bytes: u64) -> Option<Group> {
+    fn new(limit_bytes: u64) -> Option<Confined> {
+        Self::group(limit_bytes).or_else(|| {
+            let scope = Confined::Scope(format!("MemoryMax={limit_bytes}"));
+            let tried = scope.command(&Command::new("true")).output();
+            tried.is_ok_and(|output| output.status.success()).then_some(scope)
+        })
+    }
+
+    fn group(limit_bytes: u64) -> Option<Confined> {
         let (parent, limit) = parent_group()?;
-        let group = Group(parent.join(format!("vkmoe-test-{}", std::process::id())));
-        fs::create_dir(&group.0).ok()?;
-        fs::write(group.0.join(limit), limit_bytes.to_string()).ok()?;
+        let path = parent.join(format!("vkmoe-test-{}", std::process::id()));
+        fs::create_dir(&path).ok()?;
+        let group = Confined::Group(path.clone());
+        let limit = File::options().write(true).open(path.join(limit)).ok();
+        limit?.write_all_at(limit_bytes.to_string().as_bytes(), 0).ok()?;
         Some(group)
     }
 
     fn command(&self, command: &Command) -> Command {
-        after_script("echo $$ > \"$1\"/cgroup.procs", text(&self.0), command)
+        match self {
+            Confined::Group(path) => {
+                after_script("echo $$ > \"$1\"/cgroup.procs", text(path), command)
+            }
+            Confined::Scope(limit) => {
+                begun_by("systemd-run", &["--scope", "--quiet", "-p", limit], command)
+            }
+        }
     }
 }
 
-impl Drop for Group {
+impl Drop for Confined {
     fn drop(&mut self) {
+        let Confined::Group(path) = self else { return };
         // A process that ended is in it for a moment longer.
         for _ in 0..100 {
-            if fs::remove_dir(&self.0).is_ok() {
+            if fs::remove_dir(&path).is_ok() {
                 return;
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -170,12 +197,12 @@ fn a_control_group_smaller_than_the_model_limits_what_is_pinned() {
     let model = write_model(&large_experts(9, 128, 512), folder.path());
     let limit = 190 * MIB;
     assert!(fs::metadata(&model).unwrap().len() > limit + 40 * MIB);
-    let Some(group) = Group::new(limit) else {
+    let Some(confined) = Confined::new(limit) else {
         return skip("a control group below the model's size: none can be made here");
     };
     let expected = Expected::from(finish(run_large(&model, WAYS[4], &[])));
     for way in WAYS {
-        let ran = finish(group.command(&run_large(&model, way, &[])));
+        let ran = finish(confined.command(&run_large(&model, way, &[])));
         assert_eq!(ran.end(&expected, &way.to_string()), End::Same);
         let pinned = ran.err.lines().find(|line| line.contains("pinned "));
         match pinned {
@@ -220,6 +247,24 @@ fn a_limit_of_address_space_is_told_or_gone_around() {
     }
 }
 
+/// The thread that pins is busy when the device is lost.
+#[test]
+fn a_device_lost_while_pages_are_pinned_ends_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = write_model(&large_experts(4, 64, 512), folder.path());
+    let expected = Expected::from(finish(run_large(&model, WAYS[4], &[])));
+    for source in [Mmap, Arena, Host] {
+        for after in [4, 7, 12] {
+            let way = Way { source: Some(source), slots: Some(3) };
+            let mut command = run_large(&model, way, &[]);
+            command.env("VKMOE_FAULTS", format!("device-lost-after={after}"));
+            let what = format!("lost after {after}, {way}");
+            let end = finish(command).end(&expected, &what);
+            assert!(matches!(&end, End::Failed(line) if line.contains("device lost: ")), "{what}");
+        }
+    }
+}
+
 // ---------------------------------------------------------------- places
 
 #[test]
@@ -242,12 +287,9 @@ fn a_model_on_a_read_only_mount_is_read_like_any_other() {
     let script =
         "mount --bind \"$1\" \"$1\" && mount -o remount,bind,ro \"$1\" && ! touch \"$1/x\" 2>&-";
     for way in WAYS {
-        let inner =
-            after_script(script, text(folder.path()), &demo(&flags(&model, way), "", "error"));
-        let mut outer = Command::new("unshare");
-        outer.args(["--mount", "--propagation", "private"]).arg(inner.get_program());
-        outer.args(inner.get_args()).envs(inner.get_envs().filter_map(|(k, v)| Some((k, v?))));
-        outer.env_remove("VKMOE_VALIDATION");
+        let plain = demo(&flags(&model, way), "", "error");
+        let mounted = after_script(script, text(folder.path()), &plain);
+        let outer = begun_by("unshare", &["--mount", "--propagation", "private"], &mounted);
         let ran = finish(outer);
         if ran.code == Some(99) || ran.err.starts_with("unshare") {
             return skip("a model on a read-only mount: this process may not mount");

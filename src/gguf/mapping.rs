@@ -288,10 +288,10 @@ fn check(
     let now = facts.len();
     let problem = if now != then as u64 {
         format!("it changed from {then} to {now} bytes while in use")
-    } else if facts.modified().ok() != modified {
-        "it was written to while in use".to_owned()
     } else if guard.damaged() {
         "a page of it could not be read while in use".to_owned()
+    } else if facts.modified().ok() != modified {
+        "it was written to while in use".to_owned()
     } else {
         return Ok(());
     };

@@ -286,16 +286,18 @@ mod tests {
         fn pass(&mut self, fills: &[Fill], n_read: usize, costs: &mut impl Iterator<Item = u32>) {
             self.rotation.begin(fills.to_vec());
             self.copies(costs);
-            for index in 0..n_read {
+            for (index, &fill) in fills.iter().enumerate().take(n_read) {
                 let router = self.submit(COMPUTE, [0, 0], Work::Other, costs.next().unwrap());
-                if fills[index] == Fill::Used {
+                if fill == Fill::Used {
                     while self.device.done[COMPUTE] < router {
                         assert!(self.device.step());
                     }
                     self.rotation.routed(index + 1);
                 }
                 self.copies(costs);
-                let filled = self.rotation.filled(index).expect("progress: the copy is submitted");
+                let Some(filled) = self.rotation.filled(index) else {
+                    panic!("no progress: the copy of {index} is not submitted")
+                };
                 let slot = self.rotation.slot(index);
                 let work = Work::Read { slot, stamp: self.stamp + index };
                 let free = self.submit(COMPUTE, [0, filled], work, costs.next().unwrap());
