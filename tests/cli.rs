@@ -6,9 +6,11 @@
 mod program;
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use program::{Ran, command};
 use vkmoe::trace::{Span, Trace, Track};
@@ -187,6 +189,31 @@ fn texts_become_tokens_and_files_tables() {
     assert!(vkmoe(&["devices"]).succeeded().contains("← used"));
 }
 
+/// Tried when asked for, and remembered.
+#[test]
+fn host_sources_are_tried_and_known_afterwards() {
+    let cache = tempfile::tempdir().unwrap();
+    let sources = |args: &[&str]| -> Vec<String> {
+        let mut command = command(&[&["devices"], args].concat());
+        let listed = Ran::from(command.env("XDG_CACHE_HOME", cache.path()).output().unwrap());
+        let lines = listed.succeeded();
+        let of_source = lines.lines().filter(|l| l.trim_start().starts_with("source "));
+        of_source.map(str::to_owned).collect()
+    };
+    let unknown = sources(&[]);
+    assert!(
+        unknown.iter().all(|line| line.ends_with("not tried yet; --probe does")),
+        "{unknown:?}"
+    );
+    let tried = sources(&["--probe"]);
+    assert!(tried.len() >= 2 && tried.iter().any(|line| line.contains("source ring")), "{tried:?}");
+    assert_eq!(tried.iter().filter(|line| line.ends_with("← used")).count(), 1, "{tried:?}");
+    assert!(tried.iter().any(|line| line.contains(" GB/s")), "{tried:?}");
+    // Other devices of the machine stay unknown.
+    assert!(sources(&[]).iter().filter(|line| !line.contains("not tried")).eq(&tried));
+    vkmoe(&["devices", "--probe", "-m", "missing.gguf"]).failed(&["missing.gguf", "No such file"]);
+}
+
 #[test]
 fn output_that_nobody_takes_is_no_panic() {
     let mut child =
@@ -315,6 +342,13 @@ fn what_does_not_fit_is_refused_with_a_flag_that_helps() {
     piped(&["run"], "many words ".repeat(10_000).as_bytes()).failed(&["context", "-c "]);
 }
 
+/// What Ctrl-C sends.
+#[cfg(unix)]
+fn interrupt(child: &Child) {
+    let kill = format!("kill -INT {}", child.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+}
+
 #[cfg(unix)]
 #[test]
 fn ctrl_c_stops_an_answer() {
@@ -325,8 +359,7 @@ fn ctrl_c_stops_an_answer() {
         .unwrap();
     let mut first = [0];
     child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    let interrupt = format!("kill -INT {}", child.id());
-    assert!(Command::new("sh").args(["-c", &interrupt]).status().unwrap().success());
+    interrupt(&child);
     let ran = Ran::from(child.wait_with_output().unwrap());
     assert_eq!(ran.code, Some(130), "{}", ran.err);
     assert!(ran.err.contains("[interrupted]") && ran.err.contains("tok/s"), "{}", ran.err);
@@ -342,6 +375,89 @@ fn a_chat_reads_its_messages_from_a_pipe() {
     let (first, second) = answers.split_at(answers.len() / 2);
     assert!(!first.is_empty());
     assert_eq!(first, second, "a cleared conversation starts anew");
+}
+
+/// All experts on the host, brought by a ring into three slots.
+const STREAMING: [&str; 5] = ["-cmoe", "--host-source", "ring", "--prefetch-experts-slots", "3"];
+
+#[test]
+fn a_chat_goes_on_alike_with_streaming() {
+    let messages =
+        format!("The secret word of Mia is cherry.\n{SUM}\nWhat is the secret word of Mia?\n");
+    let chat = |flags: &[&str]| {
+        let args = [&["run", "--chat", "--temp", "0"], flags].concat();
+        piped(&args, messages.as_bytes()).succeeded()
+    };
+    let expected = chat(&[]);
+    assert!(expected.contains("75") && expected.contains("cherry"), "{expected}");
+    assert_eq!(chat(&STREAMING), expected);
+}
+
+/// A message whose prompt is being streamed is taken back by Ctrl-C: the conversation goes on as if it
+/// had not been.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_takes_back_a_prompt_that_streams() {
+    let first = "The secret word of Mia is cherry.";
+    let last = "What is the secret word of Mia?";
+    let long = "Tom saw a red kite near the lake. ".repeat(120);
+    let args =
+        [&["run", "--chat", "--temp", "0", "-ub", "32", "-c", "4096"][..], &STREAMING].concat();
+    let expected = piped(&args, format!("{first}\n{last}\n").as_bytes()).succeeded();
+
+    let mut child = command(&args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    writeln!(stdin, "{first}").unwrap();
+    out.read_line(&mut text).unwrap();
+    writeln!(stdin, "{long}").unwrap();
+    thread::sleep(Duration::from_secs(1));
+    interrupt(&child);
+    // The line that ends the answer which never began.
+    let mut empty = String::new();
+    out.read_line(&mut empty).unwrap();
+    assert_eq!(empty, "\n", "the prompt was too short, or the machine too fast, to be interrupted");
+    writeln!(stdin, "{last}").unwrap();
+    drop(stdin);
+    out.read_to_string(&mut text).unwrap();
+    let ran = Ran::from(child.wait_with_output().unwrap());
+    assert!(ran.err.contains("[interrupted]"), "{}", ran.err);
+    ran.succeeded();
+    assert_eq!(text, expected);
+}
+
+/// Whether a running program has a handler for SIGINT.
+#[cfg(target_os = "linux")]
+fn catches_interrupts(child: &Child) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(caught.trim(), 16).unwrap() & 2 != 0
+}
+
+/// Without a chat there is nothing to go on with.
+#[cfg(target_os = "linux")]
+#[test]
+fn ctrl_c_ends_a_prompt_that_streams() {
+    let long = "Tom saw a red kite near the lake. ".repeat(120);
+    let args = [&["run", &long, "-ub", "32", "-c", "4096"][..], &STREAMING].concat();
+    let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while !catches_interrupts(&child) {
+        thread::sleep(Duration::from_millis(20));
+    }
+    // The model is loaded; soon the prompt is on its way.
+    thread::sleep(Duration::from_secs(1));
+    interrupt(&child);
+    let ran = Ran::from(child.wait_with_output().unwrap());
+    assert_eq!((ran.code, ran.out.as_str()), (Some(130), "\n"), "{}", ran.err);
+    for words in ["[interrupted]", "prompt: streamed", "not pinned"] {
+        assert!(ran.err.contains(words), "no `{words}` in {}", ran.err);
+    }
 }
 
 // ---------------------------------------------------------------- plans, with a device

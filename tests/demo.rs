@@ -12,6 +12,8 @@ use reference_model::{Random, ReferenceModel};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use vkmoe::engine::{Engine, EngineOptions, Outputs};
+use vkmoe::plan::{CpuMoe, PlacementOptions};
+use vkmoe::stream::options::{HostSource, SlotCount, StreamOptions};
 use vkmoe::tokenizer::{ChatTemplate, Message, Special, Tokenizer, Vocab};
 
 const NAMES: &[&str] = &[
@@ -59,8 +61,23 @@ struct Demo {
 
 impl Demo {
     fn open() -> Self {
+        Demo::with(EngineOptions::default())
+    }
+
+    /// All experts on the host, from where a ring brings them; prefetched into `slots` slots.
+    fn streaming(slots: u32) -> Self {
+        let placement = PlacementOptions { cpu_moe: CpuMoe::All, ..Default::default() };
+        let stream = StreamOptions {
+            host_source: Some(HostSource::Ring),
+            slots: SlotCount::Fixed(slots),
+            ..Default::default()
+        };
+        Demo::with(EngineOptions { placement, stream, ..Default::default() })
+    }
+
+    fn with(options: EngineOptions) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-q4_k_m.gguf");
-        let options = EngineOptions { n_ctx: 2048, validation: validation(), ..Default::default() };
+        let options = EngineOptions { n_ctx: 2048, validation: validation(), ..options };
         let engine = Engine::open(&path, &options).unwrap();
         let tokenizer = Tokenizer::new(Vocab::from_gguf(engine.gguf()).unwrap()).unwrap();
         let template = tokenizer.chat_template().unwrap();
@@ -89,11 +106,12 @@ fn has_word(answer: &str, word: &str) -> bool {
     answer.split(|c: char| !c.is_alphanumeric()).any(|found| found == word)
 }
 
-/// Secrets, each told among `n_fillers` sentences, evenly spread, and asked for at the end.
-fn recall(n_fillers: usize, n_questions: usize) {
-    let mut demo = Demo::open();
+/// Secrets, each told among `n_fillers` sentences, evenly spread, and asked for at the end. The answers
+/// are right, and returned.
+fn recall(demo: &mut Demo, n_fillers: usize, n_questions: usize) -> Vec<String> {
     let mut random = Random(n_fillers as u64);
     let mut wrong = Vec::new();
+    let mut answers = Vec::new();
     for (i, (name, word)) in NAMES.iter().zip(WORDS).take(n_questions).enumerate() {
         let mut sentences: Vec<String> = (0..n_fillers).map(|_| filler(&mut random)).collect();
         let at = n_fillers * (i + 1) / (n_questions + 1);
@@ -105,36 +123,49 @@ fn recall(n_fillers: usize, n_questions: usize) {
         if !has_word(&answer, word) {
             wrong.push(format!("{name}, {word}, at {at}: {answer}"));
         }
+        answers.push(answer);
     }
     assert!(wrong.is_empty(), "{} wrong: {wrong:#?}", wrong.len());
     assert_clean(demo.engine.device().instance());
+    answers
 }
 
+/// All questions, with the same words in the answers: experts in device memory, and on the host with
+/// streaming on and off.
 #[test]
 fn recall_among_5_sentences() {
-    recall(5, 20);
+    let expected = recall(&mut Demo::open(), 5, 20);
+    for slots in [3, 0] {
+        let mut demo = Demo::streaming(slots);
+        assert_eq!(recall(&mut demo, 5, 20), expected, "{slots} slots");
+        let stats = demo.engine.take_stats();
+        println!("{slots} slots: {stats}");
+        assert!(stats.streamed_bytes > 0, "{slots} slots: {stats}");
+    }
 }
 
 #[test]
 fn recall_among_20_sentences() {
-    recall(20, 6);
+    recall(&mut Demo::open(), 20, 6);
 }
 
 #[test]
 fn recall_among_60_sentences() {
-    recall(60, 3);
+    recall(&mut Demo::open(), 60, 3);
 }
 
 #[test]
 fn recall_among_100_sentences() {
-    recall(100, 3);
+    recall(&mut Demo::open(), 100, 3);
 }
 
 #[test]
 #[ignore = "37,000 tokens: minutes on a CPU"]
 fn twenty_questions_of_each_length() {
-    for n_fillers in [20, 60, 100] {
-        recall(n_fillers, 20);
+    for mut demo in [Demo::open(), Demo::streaming(3)] {
+        for n_fillers in [20, 60, 100] {
+            recall(&mut demo, n_fillers, 20);
+        }
     }
 }
 
