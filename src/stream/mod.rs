@@ -2,11 +2,10 @@
 //!
 //! Reading order: [`options`] (what the user may choose); then the pure part, numbers in and decisions
 //! out: [`gate`] (prefetch or not), [`rotation`] (the slot protocol), [`packing`] and [`chunks`] (where
-//! bytes are), [`overlap`] and [`stats`] (what it was worth), [`pin_budget`]
-//! (how much may be pinned); then what touches files
-//! and devices: [`memory_facts`], [`host_tensor`], [`probe`] (which host source works), [`pins`] (pinning it), [`ring`]
-//! (for what is not pinned), [`slots`], and [`streamer`], which puts them together. [`chaos`] is for
-//! tests.
+//! bytes are), [`overlap`] and [`stats`] (what it was worth), [`pin_budget`] (how much may be pinned);
+//! then what touches files and devices: [`memory_facts`], [`host_tensor`], [`probe`] (which host source
+//! works), [`pins`] (pinning it), [`ring`] (for what is not pinned), [`slots`], [`copies`], [`streamer`],
+//! which puts them together, and [`mod@open`], which sets it up. [`chaos`] is for tests.
 
 pub mod options;
 pub mod gate;
@@ -23,9 +22,11 @@ pub mod probe;
 pub mod pins;
 pub mod ring;
 pub mod slots;
+pub mod copies;
 pub mod streamer;
 pub mod chaos;
 pub mod open;
 
+pub use copies::{CopyMarks, CopyRecord};
 pub use open::{Route, StreamJob, open, route};
-pub use streamer::{CopyMarks, CopyRecord, Streamer, StreamerParts};
+pub use streamer::{Streamer, StreamerParts};

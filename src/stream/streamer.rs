@@ -6,22 +6,22 @@
 //! [`read`](Streamer::read) after it.
 
 use super::chaos::Chaos;
+use super::copies::{CopyMarks, Transfer};
 use super::gate::{Access, Gate, Speeds};
 use super::host_tensor::HostTensor;
 use super::options::{HostSource, MIN_SLOTS};
-use super::packing::{self, ChunkRegion, Piece};
+use super::packing;
 use super::pin_budget::{Limit, PinReport};
 use super::pins::{Pinned, Pins};
 use super::ring::{self, Ring};
-use super::rotation::{Copy, Fill, Rotation, Slot};
+use super::rotation::{Copy, Fill, Rotation};
 use super::slots::{SlotLayout, Slots};
 use crate::error::{Error, Result};
 use crate::exec::residency::Residency;
 use crate::gguf::Gguf;
 use crate::graph::WeightId;
-use crate::vk::{Buffer, Commands, Device, Lane, MemoryKind, Point, Recorder, Region, Replay};
+use crate::vk::{Buffer, Device, Lane, MemoryKind, Point, Recorder, Replay};
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Speed of the bus before anything was copied: PCIe 4 at 16 lanes.
@@ -47,14 +47,6 @@ pub struct StreamerParts {
     pub link_gbps: Option<f64>,
     /// Disorder for tests.
     pub chaos: Option<Chaos>,
-}
-
-/// A submission of the copy lane, for statistics.
-pub struct CopyRecord {
-    /// The tensor, by index into the streamer's.
-    pub tensor: usize,
-    /// Bytes copied.
-    pub bytes: u64,
 }
 
 /// See the module.
@@ -152,8 +144,7 @@ impl Streamer {
 
     fn decide(&mut self, n_tokens: u32, idle_ns: Option<f64>) {
         let n_slots = self.slots.as_ref().map_or(self.parts.n_slots, Slots::n);
-        let prefetch =
-            n_slots > 1 && self.parts.n_slots > 1 && !self.no_prefetch && idle_ns.is_some();
+        let prefetch = n_slots >= MIN_SLOTS && !self.no_prefetch && idle_ns.is_some();
         for (tensor, t) in self.parts.tensors.iter().enumerate() {
             let gate = Gate {
                 readable: self.readable[tensor],
@@ -411,133 +402,23 @@ impl Streamer {
         {
             chaos.disturb(&self.parts.device, slots, copy.slot, &waits)?;
         }
-        match self.pinned[tensor].is_some() {
-            true => self.copy_pinned(tensor, copy.slot, &ranges, &waits, marks),
-            false => self.copy_through_ring(tensor, copy.slot, &ranges, &waits, marks),
-        }
-    }
-
-    fn copy_pinned(
-        &self,
-        tensor: usize,
-        slot: Slot,
-        ranges: &[Range<u64>],
-        waits: &[Point],
-        marks: &mut dyn CopyMarks,
-    ) -> Result<Point> {
-        let (Some(slots), Some(pinned)) = (&self.slots, &self.pinned[tensor]) else {
-            unreachable!("the pass reserved its slots and found the tensor pinned")
+        let Some(slots) = &self.slots else {
+            unreachable!("a pass that copies reserved its slots")
         };
-        let matrix_bytes = self.parts.tensors[tensor].file.matrix_bytes;
-        let to = slots.layout().pieces(tensor);
-        let regions = ranges.iter().flat_map(|range| {
-            packing::regions(
-                range.clone(),
-                matrix_bytes,
-                |at| packing::locate(&pinned.pieces, matrix_bytes, at),
-                |at| packing::locate(to, matrix_bytes, at),
-            )
-        });
-        let regions: Vec<ChunkRegion> = regions.collect();
-        let source = |chunk: usize| &pinned.buffers[chunk];
-        let commands = self.record(tensor, slot, &regions, &source, marks)?;
-        self.parts.device.submit(Lane::Copy, &[&commands], waits)
-    }
-
-    fn copy_through_ring(
-        &mut self,
-        tensor: usize,
-        slot: Slot,
-        ranges: &[Range<u64>],
-        waits: &[Point],
-        marks: &mut dyn CopyMarks,
-    ) -> Result<Point> {
-        let Some(mut ring) = self.ring.take() else { unreachable!("the pass reserved the ring") };
-        let result = self.copy_pieces(&mut ring, tensor, slot, ranges, waits, marks);
-        self.ring = Some(ring);
-        result
-    }
-
-    fn copy_pieces(
-        &self,
-        ring: &mut Ring,
-        tensor: usize,
-        slot: Slot,
-        ranges: &[Range<u64>],
-        waits: &[Point],
-        marks: &mut dyn CopyMarks,
-    ) -> Result<Point> {
-        let Some(slots) = &self.slots else { unreachable!("the pass reserved its slots") };
-        let t = &self.parts.tensors[tensor];
-        let info = &self.parts.gguf.tensors()[t.tensor];
-        let to = slots.layout().pieces(tensor);
-        let mut last = None;
-        for parts in ring::cut(ranges, ring.piece_bytes(), t.file.offset) {
-            let bytes = parts.last().map_or(0, |(range, offset)| offset + range.end - range.start);
-            let gguf = &self.parts.gguf;
-            let (index, buffer) = ring
-                .fill(&self.parts.device, bytes, |memory| gguf.read_parts(info, &parts, memory))?;
-            let regions = parts.iter().flat_map(|(range, offset)| {
-                packing::regions(
-                    range.clone(),
-                    t.file.matrix_bytes,
-                    |at| Piece { chunk: 0, offset: offset + at - range.start },
-                    |at| packing::locate(to, t.file.matrix_bytes, at),
-                )
-            });
-            let regions: Vec<ChunkRegion> = regions.collect();
-            let commands = self.record(tensor, slot, &regions, &|_| &buffer, marks)?;
-            // Each waits: that the first one did says nothing about the start of the others.
-            let point = self.parts.device.submit(Lane::Copy, &[&commands], waits)?;
-            ring.copied(index, point);
-            last = Some(point);
-        }
-        self.parts.gguf.check()?;
-        match last {
-            Some(point) => Ok(point),
-            None => self.parts.device.submit(Lane::Copy, &[], waits),
+        let transfer = Transfer {
+            device: &self.parts.device,
+            slots,
+            tensor: (tensor, &self.parts.tensors[tensor]),
+            slot: copy.slot,
+            ranges: &ranges,
+            waits: &waits,
+        };
+        match (&self.pinned[tensor], &mut self.ring) {
+            (Some(pinned), _) => transfer.from_pinned(pinned, marks),
+            (None, Some(ring)) => transfer.through_ring(ring, &self.parts.gguf, marks),
+            (None, None) => unreachable!("a pass that copies what is not pinned reserved the ring"),
         }
     }
-
-    /// The commands of one submission.
-    fn record<'a>(
-        &self,
-        tensor: usize,
-        slot: Slot,
-        regions: &[ChunkRegion],
-        source: &dyn Fn(usize) -> &'a Buffer,
-        marks: &mut dyn CopyMarks,
-    ) -> Result<Commands> {
-        let Some(slots) = &self.slots else { unreachable!("the pass reserved its slots") };
-        let name = &self.parts.tensors[tensor].name;
-        let mut recorder = Recorder::new(&self.parts.device, Lane::Copy, name, Replay::Once)?;
-        let bytes = regions.iter().map(|r| r.bytes).sum();
-        marks.begin(&mut recorder, CopyRecord { tensor, bytes });
-        for same in
-            regions.chunk_by(|a, b| (a.from.chunk, a.to.chunk) == (b.from.chunk, b.to.chunk))
-        {
-            let Some(first) = same.first() else { continue };
-            let list: Vec<Region> = same
-                .iter()
-                .map(|r| Region { from: r.from.offset, to: r.to.offset, bytes: r.bytes })
-                .collect();
-            recorder.copy_regions(
-                source(first.from.chunk),
-                slots.buffer(slot, first.to.chunk),
-                &list,
-            );
-        }
-        marks.end(&mut recorder);
-        recorder.finish()
-    }
-}
-
-/// Takes note of copies as they are recorded.
-pub trait CopyMarks {
-    /// A copy begins.
-    fn begin(&mut self, recorder: &mut Recorder, copy: CopyRecord);
-    /// It ends.
-    fn end(&mut self, recorder: &mut Recorder);
 }
 
 /// One line if there are fewer slots than wanted.
