@@ -256,7 +256,7 @@ impl<'a> Recording<'a> {
                 recorder.dispatch(pipeline, &launch.push, &bindings, groups, base);
                 self.marks.end_op(recorder);
             }
-            if i + 1 < n {
+            if i + 1 < n || workspace.one_by_one {
                 self.estimate_ns += estimate_ns / n as f64;
                 self.flush()?;
                 self.estimate_ns -= estimate_ns / n as f64;

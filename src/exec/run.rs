@@ -19,7 +19,7 @@ use crate::model::{Model, PassShape};
 use crate::stream::Streamer;
 use crate::stream::stats::StreamStats;
 use crate::trace::Span;
-use crate::vk::{Buffer, Device, Lane, MemoryKind, Point, QueryPool, Recorder, Replay};
+use crate::vk::{Buffer, Device, Lane, MemoryKind, Point, QueryPool, Recorder, Replay, Validation};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -81,6 +81,9 @@ pub(super) struct Workspace {
     pub(super) timestamps: QueryPool,
     /// Times every dispatch.
     pub(super) per_op: bool,
+    /// Every dispatch is a submission of its own: GPU-assisted validation (layer 1.4.309) checks one with
+    /// the push descriptors of the next where a submission has several.
+    pub(super) one_by_one: bool,
     /// Activations, reused from op to op.
     pub(super) scratch: Buffer,
     /// Token ids, then positions, written by the host.
@@ -113,6 +116,7 @@ impl Executor {
             pace: Pace::default(),
             timestamps: Profile::compute_pool(device)?,
             per_op: options.tracing,
+            one_by_one: device.instance().validation() == Validation::GpuAssisted,
             scratch: device_buffer("scratch", options.scratch_bytes.max(RESULTS_OFFSET))?,
             inputs: Buffer::new(device, "inputs", 2 * ids_bytes, MemoryKind::Upload)?,
             positions: device_buffer("positions", ids_bytes)?,

@@ -64,6 +64,7 @@ pub struct Instance {
     _messenger: Option<Messenger>,
     raw: RawInstance,
     messages: Box<Messages>,
+    validation: Validation,
     debug_utils: bool,
     faults: Faults,
     entry: ash::Entry,
@@ -93,7 +94,7 @@ impl Instance {
             _ => Some(Messenger::new(&entry, &raw.0, &messages)?),
         };
         let debug_utils = extensions.has(ext::debug_utils::NAME);
-        Ok(Self { _messenger: messenger, raw, messages, debug_utils, faults, entry })
+        Ok(Self { _messenger: messenger, raw, messages, validation, debug_utils, faults, entry })
     }
 
     /// All devices: discrete ones first, then integrated, virtual, CPU, other; Vulkan's own order
@@ -111,6 +112,11 @@ impl Instance {
             .collect::<Result<Vec<_>>>()?;
         devices.sort_by_key(|device| (device.kind, device.vulkan_index));
         Ok(devices)
+    }
+
+    /// Which checks run.
+    pub fn validation(&self) -> Validation {
+        self.validation
     }
 
     /// Warnings and errors of the validation layer so far, without the allowed ones.
