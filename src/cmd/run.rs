@@ -36,8 +36,10 @@ pub(super) fn run(args: RunArgs) -> Result<ExitCode> {
         true => talk.chat(prompt).map(|()| End::Done),
         false => talk.answer_once(&prompt.unwrap_or_default()),
     };
+    let end = result?;
+    // Not after an error: figures and hash would be of a part.
     talk.close(trace)?;
-    Ok(match result? {
+    Ok(match end {
         End::Interrupted => ExitCode::from(INTERRUPTED),
         End::Done | End::ContextFull => ExitCode::SUCCESS,
     })
