@@ -44,7 +44,11 @@ pub(super) struct Transfer<'a> {
 
 impl Transfer<'_> {
     /// From pinned memory, in one submission.
-    pub(super) fn from_pinned(&self, pinned: &Pinned, marks: &mut dyn CopyMarks) -> Result<Point> {
+    pub(super) fn out_of_pinned(
+        &self,
+        pinned: &Pinned,
+        marks: &mut dyn CopyMarks,
+    ) -> Result<Point> {
         let matrix_bytes = self.matrix_bytes();
         let from = |at| packing::locate(&pinned.pieces, matrix_bytes, at);
         let regions = self.ranges.iter().flat_map(|range| self.regions(range.clone(), from));

@@ -414,7 +414,7 @@ impl Streamer {
             waits: &waits,
         };
         match (&self.pinned[tensor], &mut self.ring) {
-            (Some(pinned), _) => transfer.from_pinned(pinned, marks),
+            (Some(pinned), _) => transfer.out_of_pinned(pinned, marks),
             (None, Some(ring)) => transfer.through_ring(ring, &self.parts.gguf, marks),
             (None, None) => unreachable!("a pass that copies what is not pinned reserved the ring"),
         }
