@@ -49,7 +49,10 @@ pub fn route(device: &Device, gguf: &Gguf, options: &StreamOptions) -> Result<Ro
         let probe = tried(source);
         return match probe.usable {
             true => chosen(source, &probe),
-            false => Err(Error::usage(format!("--host-source {source}"), probe.why)),
+            false => {
+                let problem = format!("{}; without the flag one that works is chosen", probe.why);
+                Err(Error::usage(format!("--host-source {source}"), problem))
+            }
         };
     }
     for &source in ladder(info) {
