@@ -29,6 +29,9 @@ const CASES: &[(&str, Option<&[HostSource]>)] = &[
     ("no-import-extension", Some(UNPINNABLE)),
     ("one-queue", Some(ALL)),
     ("non-coherent", Some(UNPINNABLE)),
+    // Two lanes that drift apart as far as their waits allow.
+    ("late-copies", Some(ALL)),
+    ("late-kernels", Some(ALL)),
     ("max-buffer=256", Some(ALL)),
     // Smaller than what is read and copied at a time.
     ("max-buffer=1", Some(ALL)),

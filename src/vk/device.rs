@@ -20,6 +20,7 @@ use super::features::{Features, is_enabled};
 use super::info::{self, DeviceInfo, DeviceKind, Heap};
 use super::instance::Instance;
 use super::lanes::{CopyQueue, Lane, LanePlan, QueueId, plan_lanes};
+use super::late::Submission;
 use super::raw::RawDevice;
 use super::retire::{Garbage, LaneValues, PooledCommands, Retired};
 use super::timeline::{Point, Timeline};
@@ -175,43 +176,66 @@ impl Device {
     /// submission of the same lane wrote begin with [`Recorder::barrier`](super::Recorder::barrier).
     /// Submit producers before consumers: lanes may share a queue.
     pub fn submit(&self, lane: Lane, commands: &[&Commands], waits: &[Point]) -> Result<Point> {
-        let state = self.lane(lane);
+        let mut submitted = lock(&self.lane(lane).submitted);
+        let point = Point { lane, value: *submitted + 1 };
+        let submission = Submission {
+            point,
+            commands: commands.iter().map(|commands| commands.begin_submit(lane)).collect(),
+            waits: waits.to_vec(),
+        };
+        match self.raw.injected() {
+            None => self.pass_on(&submission)?,
+            Some(injected) => {
+                let uses_import = commands.iter().any(|commands| commands.use_import());
+                let alive = injected.submit(uses_import);
+                alive.map_err(|result| self.submit_error(point, result))?;
+                match injected.late() {
+                    Some(late) => late.take(submission, |due| self.pass_on(due))?,
+                    None => self.pass_on(&submission)?,
+                }
+            }
+        }
+        *submitted = point.value;
+        drop(submitted);
+
+        self.collect();
+        Ok(point)
+    }
+
+    /// Gives a submission to the queue of its lane.
+    fn pass_on(&self, submission: &Submission) -> Result<()> {
+        let Submission { point, commands, waits } = submission;
+        let state = self.lane(point.lane);
         let buffers: Vec<_> = commands
             .iter()
-            .map(|commands| {
-                vk::CommandBufferSubmitInfo::default().command_buffer(commands.begin_submit(lane))
-            })
+            .map(|&buffer| vk::CommandBufferSubmitInfo::default().command_buffer(buffer))
             .collect();
-        let waits: Vec<_> = waits.iter().map(|point| self.wait_info(lane, *point)).collect();
-
-        let mut submitted = lock(&state.submitted);
-        let value = *submitted + 1;
+        let waits: Vec<_> = waits.iter().map(|wait| self.wait_info(point.lane, *wait)).collect();
         let signals = [vk::SemaphoreSubmitInfo::default()
             .semaphore(state.timeline.semaphore())
-            .value(value)
+            .value(point.value)
             .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
         let submit = vk::SubmitInfo2::default()
             .command_buffer_infos(&buffers)
             .wait_semaphore_infos(&waits)
             .signal_semaphore_infos(&signals);
         let queue = lock(&state.queue);
-        let injected = self.raw.injected().map_or(Ok(()), |injected| {
-            injected.submit(commands.iter().any(|commands| commands.use_import()))
-        });
-        let result = injected.and_then(|()| {
-            // SAFETY: the queue is locked; the command buffers' owners destroy them, and what they
-            // use, through `Retired`, after the point that this submission signals.
-            unsafe { self.raw.vk().queue_submit2(*queue, &[submit], vk::Fence::null()) }
-        });
-        result.map_err(|result| {
-            self.raw.error(format!("submit {value} to {}", lane.name()), result)
-        })?;
-        *submitted = value;
-        drop(queue);
-        drop(submitted);
+        // SAFETY: the queue is locked; the command buffers' owners destroy them, and what they use,
+        // through `Retired`, after the point that this submission signals.
+        unsafe { self.raw.vk().queue_submit2(*queue, &[submit], vk::Fence::null()) }
+            .map_err(|result| self.submit_error(*point, result))
+    }
 
-        self.collect();
-        Ok(Point { lane, value })
+    fn submit_error(&self, point: Point, result: vk::Result) -> Error {
+        self.raw.error(format!("submit {} to {}", point.value, point.lane.name()), result)
+    }
+
+    /// Before a point is waited for: a late lane goes on that far.
+    fn release(&self, point: Point) -> Result<()> {
+        match self.raw.injected().and_then(FaultState::late) {
+            Some(late) => late.release(point, |due| self.pass_on(due)),
+            None => Ok(()),
+        }
     }
 
     /// Waits for a point within the device's limit. `what` names it in errors: "layer 3".
@@ -221,6 +245,7 @@ impl Device {
 
     /// As [`Self::wait`], with a limit of its own.
     pub fn wait_within(&self, point: Point, what: &str, limit: Duration) -> Result<()> {
+        self.release(point)?;
         self.timeline(point.lane).wait(point.value, what, limit)?;
         self.collect();
         Ok(())
@@ -228,6 +253,7 @@ impl Device {
 
     /// Whether a point is reached, without waiting.
     pub fn is_reached(&self, point: Point) -> Result<bool> {
+        self.release(point)?;
         self.timeline(point.lane).is_reached(point.value)
     }
 

@@ -17,6 +17,8 @@ use ash::{ext, vk};
 use super::arena::Arena;
 use super::import::HostPages;
 use super::info::{DeviceInfo, Heap};
+use super::lanes::Lane;
+use super::late::Late;
 use crate::{Error, Result};
 
 const VARIABLE: &str = "VKMOE_FAULTS";
@@ -46,6 +48,10 @@ pub struct Faults {
     pub one_queue: bool,
     /// No memory type is coherent.
     pub non_coherent: bool,
+    /// Submissions of the copy lane start no earlier than something waits for them.
+    pub late_copies: bool,
+    /// Those of the compute lane, if the copy lane's are not.
+    pub late_kernels: bool,
     /// Largest buffer, and largest allocation.
     pub max_buffer_bytes: Option<u64>,
     /// Largest range of a storage buffer binding.
@@ -73,6 +79,8 @@ const SWITCHES: &[(&str, Switch)] = &[
     ("no-import-extension", |f| &mut f.no_import_extension),
     ("one-queue", |f| &mut f.one_queue),
     ("non-coherent", |f| &mut f.non_coherent),
+    ("late-copies", |f| &mut f.late_copies),
+    ("late-kernels", |f| &mut f.late_kernels),
 ];
 
 const KIB: u64 = 1 << 10;
@@ -174,6 +182,14 @@ impl Faults {
         items.split(',').try_for_each(|item| self.add(item))
     }
 
+    fn late_lane(&self) -> Option<Lane> {
+        match (self.late_copies, self.late_kernels) {
+            (true, _) => Some(Lane::Copy),
+            (false, true) => Some(Lane::Compute),
+            (false, false) => None,
+        }
+    }
+
     /// Changes what a device reports about itself.
     pub(super) fn apply(&self, info: &mut DeviceInfo) {
         let limits = &mut info.limits;
@@ -240,6 +256,7 @@ pub(super) struct FaultState {
     submissions: AtomicU64,
     budget_known: AtomicBool,
     slots: AtomicU32,
+    late: Option<Late>,
 }
 
 impl FaultState {
@@ -254,8 +271,14 @@ impl FaultState {
                 submissions: AtomicU64::new(0),
                 budget_known: AtomicBool::new(false),
                 slots: AtomicU32::new(0),
+                late: faults.late_lane().map(Late::new),
             })
         })
+    }
+
+    /// The lane that is late.
+    pub(super) fn late(&self) -> Option<&Late> {
+        self.late.as_ref()
     }
 
     /// Whether a fault lost the device.

@@ -5,7 +5,7 @@
 //! things to destroy later (`retire`); `memory`, `pipeline`, `query` are the objects, `import` makes
 //! buffers of host pages, such as an `arena`'s; `clock` and `calibrate` put ticks of all queues and the
 //! host on one clock; `command` records with them, `barrier` being the only barrier; `timeline` says
-//! when submitted work is done. `faults` lets tests have bad drivers.
+//! when submitted work is done. `faults` lets tests have bad drivers, and `late` lanes.
 //!
 //! Rules of this zone: one `unsafe` operation a block, with a `// SAFETY:` line that names the
 //! owner of every handle and the timeline point after which it may go; every object is RAII and has
@@ -28,6 +28,7 @@ mod info;
 mod instance;
 mod kind;
 mod lanes;
+mod late;
 mod memory;
 mod messages;
 mod pipeline;
