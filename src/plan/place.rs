@@ -416,7 +416,7 @@ pub(super) mod tests {
                      20.6 KiB, 19.5 KiB are free";
         assert_eq!(refused, Err(words.to_string()));
         case.placement.gpu_layers = GpuLayers::Last(0);
-        case.budget = Budget { host_bytes: 500, ..case.budget };
+        case.budget = Budget { host_bytes: 15, ..case.budget };
         assert!(case.place().is_ok(), "experts need not be pinned");
         case.placement.overrides = "attn=HOST".parse().unwrap_or_default();
         let refused = case.place().map(|_| ()).map_err(|e| e.to_string());

@@ -1,5 +1,5 @@
 //! Moves experts: the thin part that puts the decisions of [`rotation`](super::rotation),
-//! [`gate`](super::gate) and [`ring`](super::ring) into submissions on the copy lane.
+//! [`gate`](super::gate) and [`ring`] into submissions on the copy lane.
 //!
 //! A pass calls [`begin`](Streamer::begin), then for each use of a streamed tensor, in order,
 //! [`advance`](Streamer::advance), [`filled`](Streamer::filled) before the submission that reads it, and
