@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::graph::scratch::{self, Layout};
 use crate::graph::{Graph, Op};
 use crate::model::{Model, PassShape};
-use crate::stream::Streamer;
 use crate::stream::stats::StreamStats;
+use crate::stream::{Outlook, Streamer};
 use crate::trace::Span;
 use crate::vk::{Buffer, Device, Lane, MemoryKind, Point, QueryPool, Recorder, Replay, Validation};
 use std::sync::Arc;
@@ -209,8 +209,11 @@ impl Executor {
         self.reserve_results(pass, &layout)?;
         if let Some(streamer) = self.streamer.as_mut().filter(|_| pass.shape.n_tokens > 1) {
             let n_kv = pass.first_position + pass.shape.n_tokens;
-            let idle_ns = idle_ns(&graph, &self.workspace.pace, n_kv);
-            streamer.begin(pass.residency, pass.shape.n_tokens, Some(idle_ns))?;
+            let outlook = Outlook {
+                idle_ns: idle_ns(&graph, &self.workspace.pace, n_kv),
+                direct_share: self.workspace.tuning.host_read_share(pass.shape.n_tokens),
+            };
+            streamer.begin(pass.residency, pass.shape.n_tokens, Some(outlook))?;
         }
         let lowering = Lowering {
             graph: &graph,

@@ -14,7 +14,7 @@ use std::fmt;
 const MAT_VEC_COLS: u32 = 8;
 
 /// The sizes for one device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
     /// Invocations of a subgroup, as the driver prefers.
     pub subgroup: u32,
@@ -32,6 +32,8 @@ pub struct Tuning {
     mat_vec_max: u32,
     /// From so many tokens on, pairs are grouped by expert.
     pub group_from: u32,
+    /// Share of the bus that the grouped product gets when it reads experts in host memory.
+    grouped_host_read_share: f64,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -89,6 +91,7 @@ impl Tuning {
                 mat_vec_rows: 2,
                 mat_vec_max: 32,
                 group_from: 33,
+                grouped_host_read_share: 1.0,
             },
             _ => Tuning {
                 subgroup,
@@ -99,6 +102,8 @@ impl Tuning {
                 mat_vec_rows: 1,
                 mat_vec_max: 8,
                 group_from: 9,
+                // H200: 20 of 49 GB/s, too few loads in flight.
+                grouped_host_read_share: 0.4,
             },
         }
     }
@@ -125,6 +130,11 @@ impl Tuning {
     fn mat_vec_of(&self, cols: u32) -> MatVec {
         let (subgroups, rows) = (self.mat_vec_subgroups, self.mat_vec_rows);
         MatVec { local: self.subgroup * subgroups, cols, rows, rows_per_group: subgroups * rows }
+    }
+
+    /// Share of the bus that a pass gets when its kernels read experts in host memory.
+    pub fn host_read_share(&self, n_tokens: u32) -> f64 {
+        if n_tokens >= self.group_from { self.grouped_host_read_share } else { 1.0 }
     }
 
     /// Ranges of keys that attention computes apart, so that small passes keep the device busy.

@@ -29,8 +29,17 @@ pub struct Gate {
     pub n_used: u32,
     /// Tokens of the pass.
     pub n_tokens: u32,
-    /// Time per expert tensor for which the bus would be idle without prefetching.
+    /// What is known of a pass without prefetching.
+    pub outlook: Outlook,
+}
+
+/// What a pass can expect without prefetching, before any was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outlook {
+    /// Time per expert tensor for which the bus would be idle.
     pub idle_ns: f64,
+    /// Share of the bus that its kernels get when they read host memory.
+    pub direct_share: f64,
 }
 
 impl Gate {
@@ -41,9 +50,19 @@ impl Gate {
         let used_bytes = self.touched_share() * self.bytes as f64;
         let used_ns = match speeds.measured(without, self.n_tokens) {
             Some(gbps) => used_bytes / gbps,
-            None => used_bytes / speeds.expected(without) + self.idle_ns,
+            None => used_bytes / self.expected_gbps(speeds, without) + self.outlook.idle_ns,
         };
         if self.prefetch && copy_ns <= used_ns { Access::Prefetch } else { without }
+    }
+
+    /// Before anything was measured.
+    fn expected_gbps(&self, speeds: &Speeds, access: Access) -> f64 {
+        let share = match access {
+            Access::Direct => self.outlook.direct_share,
+            Access::Gather => GATHER_SHARE,
+            Access::Prefetch => 1.0,
+        };
+        speeds.link_gbps * share
     }
 
     /// Expected share of the experts that at least one token uses, were they chosen evenly.
@@ -107,14 +126,6 @@ impl Speeds {
         }
     }
 
-    /// Before anything was measured.
-    fn expected(&self, access: Access) -> f64 {
-        match access {
-            Access::Gather => self.link_gbps * GATHER_SHARE,
-            Access::Direct | Access::Prefetch => self.link_gbps,
-        }
-    }
-
     fn measured(&self, access: Access, n_tokens: u32) -> Option<f64> {
         match access {
             Access::Direct => self.direct[bucket(n_tokens)],
@@ -152,7 +163,7 @@ mod tests {
             n_expert: 128,
             n_used: 8,
             n_tokens,
-            idle_ns: 100e3,
+            outlook: Outlook { idle_ns: 100e3, direct_share: 1.0 },
         }
     }
 
@@ -167,6 +178,9 @@ mod tests {
         assert_eq!(access(64), Access::Prefetch);
         assert_eq!(access(16), Access::Direct);
         assert_eq!(access(1), Access::Direct);
+        let outlook = Outlook { idle_ns: 100e3, direct_share: 0.4 };
+        let slow_readers = Gate { outlook, ..gate(16) };
+        assert_eq!(slow_readers.access(&speeds()), Access::Prefetch);
     }
 
     #[test]
@@ -203,7 +217,8 @@ mod tests {
             idle_ns in 0f64..1e7,
         ) {
             let n_used = n_used.min(n_expert);
-            let gate = Gate { bytes, n_expert, n_used, n_tokens, idle_ns, ..gate(1) };
+            let outlook = Outlook { idle_ns, direct_share: 1.0 };
+            let gate = Gate { bytes, n_expert, n_used, n_tokens, outlook, ..gate(1) };
             if gate.access(&speeds()) == Access::Prefetch {
                 let more = Gate { n_tokens: n_tokens + 1, ..gate };
                 prop_assert_eq!(more.access(&speeds()), Access::Prefetch);

@@ -28,5 +28,6 @@ pub mod chaos;
 pub mod open;
 
 pub use copies::{CopyMarks, CopyRecord};
+pub use gate::Outlook;
 pub use open::{Route, StreamJob, open, route};
 pub use streamer::{Streamer, StreamerParts};

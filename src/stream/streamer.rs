@@ -7,7 +7,7 @@
 
 use super::chaos::Chaos;
 use super::copies::{CopyMarks, Transfer};
-use super::gate::{Access, Gate, Speeds};
+use super::gate::{Access, Gate, Outlook, Speeds};
 use super::host_tensor::HostTensor;
 use super::options::{HostSource, MIN_SLOTS};
 use super::packing;
@@ -112,20 +112,20 @@ impl Streamer {
         })
     }
 
-    /// Decides how a pass of `n_tokens` gets at every tensor. `idle_ns`: see [`Gate`]; `None`: nothing
+    /// Decides how a pass of `n_tokens` gets at every tensor. `outlook`: see [`Gate`]; `None`: nothing
     /// is prefetched, as in decode.
     pub fn begin(
         &mut self,
         residency: &Residency,
         n_tokens: u32,
-        idle_ns: Option<f64>,
+        outlook: Option<Outlook>,
     ) -> Result<()> {
         self.adopt(residency)?;
-        self.decide(n_tokens, idle_ns);
+        self.decide(n_tokens, outlook);
         if self.access.iter().any(|&a| a != Access::Direct) {
             self.reserve_slots()?;
             // There may be fewer than wanted.
-            self.decide(n_tokens, idle_ns);
+            self.decide(n_tokens, outlook);
         }
         self.uses = (0..self.access.len()).filter(|&t| self.access[t] != Access::Direct).collect();
         self.reserve_ring()?;
@@ -142,9 +142,9 @@ impl Streamer {
         Ok(())
     }
 
-    fn decide(&mut self, n_tokens: u32, idle_ns: Option<f64>) {
+    fn decide(&mut self, n_tokens: u32, outlook: Option<Outlook>) {
         let n_slots = self.slots.as_ref().map_or(self.parts.n_slots, Slots::n);
-        let prefetch = n_slots >= MIN_SLOTS && !self.no_prefetch && idle_ns.is_some();
+        let prefetch = n_slots >= MIN_SLOTS && !self.no_prefetch && outlook.is_some();
         for (tensor, t) in self.parts.tensors.iter().enumerate() {
             let gate = Gate {
                 readable: self.readable[tensor],
@@ -153,7 +153,7 @@ impl Streamer {
                 n_expert: t.file.n_expert,
                 n_used: self.parts.n_used,
                 n_tokens,
-                idle_ns: idle_ns.unwrap_or(0.0),
+                outlook: outlook.unwrap_or(Outlook { idle_ns: 0.0, direct_share: 1.0 }),
             };
             self.access[tensor] = gate.access(&self.speeds);
         }
