@@ -135,8 +135,9 @@ impl Speeds {
     }
 }
 
+/// Up to 1, 2, 4, 8, … tokens: kernels change after a power of two, not at it.
 fn bucket(n_tokens: u32) -> usize {
-    n_tokens.max(1).ilog2() as usize
+    (u32::BITS - n_tokens.saturating_sub(1).leading_zeros()) as usize
 }
 
 fn blend(known: &mut Option<f64>, seen: f64) {
@@ -199,6 +200,7 @@ mod tests {
         speeds.learn_pass(Access::Direct, 16, 11_300_000_000, 550_000_000);
         assert_eq!(gate(16).access(&speeds), Access::Prefetch);
         assert_eq!(gate(40).access(&speeds), gate(40).access(&self::speeds()), "another size");
+        assert_eq!([1, 2, 3, 8, 9, 16, u32::MAX].map(bucket), [0, 1, 2, 3, 4, 4, 32]);
         for _ in 0..100 {
             speeds.learn_pass(Access::Prefetch, 16, 1, 1);
         }
