@@ -208,10 +208,11 @@ impl Profile {
             }
         }
         let copies = self.end_copies(streamer.as_deref_mut())?;
-        let streamed_bytes = self.copy_times.copies.iter().map(|c| c.bytes).sum();
+        let streamed_bytes: u64 = self.copy_times.copies.iter().map(|c| c.bytes).sum();
         let direct_bytes = streamer.as_deref().map_or(0, |s| s.direct_bytes(n_tokens));
         if let Some(streamer) = streamer {
-            streamer.learn_pass(n_tokens, streamed_bytes, wall.as_nanos() as u64);
+            let bytes = streamed_bytes + direct_bytes;
+            streamer.learn_pass(n_tokens, bytes, wall.as_nanos() as u64);
         }
         if let Some(trace) = &mut self.trace
             && recorded.marks.len().max(self.copy_times.copies.len()) >= MAX_SPANS as usize

@@ -33,6 +33,21 @@ pub fn is_streamed(weight: &WeightInfo, place: Place) -> bool {
     place == Place::Host && weight.role == Role::Experts
 }
 
+/// Refuses a tensor one matrix of which, with `slack` bytes around it, is larger than a buffer may be.
+pub fn check_matrix(
+    gguf: &Gguf,
+    name: &str,
+    matrix_bytes: u64,
+    slack: u64,
+    limit: u64,
+) -> Result<()> {
+    if matrix_bytes + slack <= limit {
+        return Ok(());
+    }
+    let problem = format!("one matrix has {matrix_bytes} bytes, a buffer of this device {limit}");
+    Err(gguf.error(format!("tensor `{name}`"), problem))
+}
+
 impl Residency {
     /// Loads all weights where `places` says. The mapping is checked for a file that shrank.
     pub fn load(
@@ -112,13 +127,8 @@ impl<'a> Loader<'a> {
         pieces: &mut [Vec<(Buffer, u64)>],
     ) -> Result<()> {
         let limit = self.device.info().limits.allocated_buffer_bytes();
-        let largest = chosen.iter().max_by_key(|&&w| weights[w].matrix_bytes);
-        if let Some(w) =
-            largest.map(|&w| &weights[w]).filter(|w| w.matrix_bytes + TAIL_BYTES > limit)
-        {
-            let problem =
-                format!("one matrix has {} bytes, a buffer of this device {limit}", w.matrix_bytes);
-            return Err(self.gguf.error(format!("tensor `{}`", w.name), problem));
+        for w in chosen.iter().map(|&w| &weights[w]) {
+            check_matrix(self.gguf, &w.name, w.matrix_bytes, TAIL_BYTES, limit)?;
         }
         let matrices: Vec<Matrices> = chosen
             .iter()

@@ -19,7 +19,7 @@ use crate::model::{Model, PassShape};
 use crate::stream::stats::StreamStats;
 use crate::stream::{Outlook, Streamer};
 use crate::trace::Span;
-use crate::vk::{Buffer, Device, Lane, MemoryKind, Point, QueryPool, Recorder, Replay, Validation};
+use crate::vk::{Buffer, Device, Lane, MemoryKind, Point, QueryPool, Validation};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -304,12 +304,7 @@ impl Workspace {
         if bytes.is_empty() {
             return Ok(());
         }
-        let staging =
-            Buffer::new(&self.device, "rope.load", bytes.len() as u64, MemoryKind::Upload)?;
-        staging.write(0, bytes)?;
-        let mut recorder = Recorder::new(&self.device, Lane::Compute, "rope.load", Replay::Once)?;
-        recorder.copy(&staging, 0, &self.rope_freqs, 0, bytes.len() as u64);
-        let point = self.device.submit(Lane::Compute, &[&recorder.finish()?], &[])?;
+        let point = self.rope_freqs.upload(0, bytes)?;
         self.device.wait(point, "uploading rope frequencies")
     }
 

@@ -1,9 +1,9 @@
 //! Positioned reads of tensors: into memory of the caller's, without a page fault for each page, by any
 //! number of threads. A tensor of several GiB is read in large requests by all threads of the pool.
 
-use rayon::prelude::*;
-
 use std::ops::Range;
+
+use rayon::prelude::*;
 
 use super::{Gguf, TensorInfo};
 use crate::error::Result;

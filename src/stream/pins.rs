@@ -12,11 +12,11 @@ use super::packing::{Matrices, Piece, pack};
 use super::pin_budget::{Limit, PinBudget, PinReport};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, PrivateMapping};
-use crate::vk::{Arena, Buffer, Device, DeviceKind, HostPages, MemoryKind};
+use crate::vk::{Arena, Buffer, Device, DeviceKind, HostPages, MemoryKind, lock};
 use indicatif::ProgressBar;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -58,7 +58,6 @@ pub struct PinJob {
 
 /// The pinning thread. Dropping this stops it after the chunk it is at.
 pub struct Pins {
-    source: HostSource,
     shared: Arc<Shared>,
     bar: ProgressBar,
     thread: Option<JoinHandle<()>>,
@@ -92,7 +91,7 @@ impl Pins {
             finished: AtomicBool::new(false),
             state: Mutex::new(State { ready: Vec::new(), report, failed: None }),
         });
-        let (source, theirs) = (job.source, shared.clone());
+        let theirs = shared.clone();
         let bar = job.bar.clone();
         let work = move || {
             let since = Instant::now();
@@ -112,7 +111,7 @@ impl Pins {
             action: "start",
             source,
         })?;
-        Ok(Pins { source, shared, bar, thread: Some(thread) })
+        Ok(Pins { shared, bar, thread: Some(thread) })
     }
 
     /// The tensors that became complete since the last call.
@@ -139,7 +138,7 @@ impl Pins {
 
     /// How it pins.
     pub fn source(&self) -> HostSource {
-        self.source
+        lock(&self.shared.state).report.source
     }
 
     /// What became of it, so far.
@@ -164,10 +163,6 @@ impl Drop for Pins {
         self.shared.stop.store(true, Ordering::Release);
         self.wait();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The thread's work.

@@ -86,11 +86,6 @@ impl Rotation {
         Slot(self.slot_index(index) as u32)
     }
 
-    /// Uses in the pass.
-    pub fn n_uses(&self) -> usize {
-        self.fills.len()
-    }
-
     /// The host knows the chosen experts of all uses before `n`.
     pub fn routed(&mut self, n: usize) {
         self.n_routed = self.n_routed.max(n);

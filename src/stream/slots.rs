@@ -5,7 +5,7 @@ use super::host_tensor::HostTensor;
 use super::packing::{Matrices, Piece, pack};
 use super::rotation::Slot;
 use crate::error::Result;
-use crate::vk::{Buffer, Device, Lane, MemoryKind, Recorder, Replay};
+use crate::vk::{Buffer, Device, MemoryKind};
 use std::sync::Arc;
 
 /// Where each streamed tensor lies in a slot; the same in every slot.
@@ -135,20 +135,11 @@ fn allocate(
             entries.extend(pieces.iter().map(address));
         }
     }
-    let tables = upload(device, "slots.table", &entries)?;
+    let tables_bytes = (entries.len() * 8).max(8) as u64;
+    let tables = Buffer::new(device, "slots.table", tables_bytes, MemoryKind::Device)?;
+    if !entries.is_empty() {
+        let point = tables.upload(0, bytemuck::cast_slice(&entries))?;
+        device.wait(point, "writing the slots' tables")?;
+    }
     Ok((buffers, tables, starts, lens))
-}
-
-/// A device buffer with these values.
-fn upload(device: &Arc<Device>, name: &str, values: &[u64]) -> Result<Buffer> {
-    let bytes: &[u8] = bytemuck::cast_slice(values);
-    let size = bytes.len().max(8) as u64;
-    let staging = Buffer::new(device, "slots.load", size, MemoryKind::Upload)?;
-    staging.write(0, bytes)?;
-    let buffer = Buffer::new(device, name, size, MemoryKind::Device)?;
-    let mut recorder = Recorder::new(device, Lane::Compute, name, Replay::Once)?;
-    recorder.copy(&staging, 0, &buffer, 0, size);
-    let point = device.submit(Lane::Compute, &[&recorder.finish()?], &[])?;
-    device.wait(point, "writing the slots' tables")?;
-    Ok(buffer)
 }

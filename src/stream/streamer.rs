@@ -17,10 +17,10 @@ use super::ring::{self, Ring};
 use super::rotation::{Copy, Fill, Rotation};
 use super::slots::{SlotLayout, Slots};
 use crate::error::{Error, Result};
-use crate::exec::residency::Residency;
+use crate::exec::residency::{Residency, check_matrix};
 use crate::gguf::Gguf;
 use crate::graph::WeightId;
-use crate::vk::{Buffer, Device, Lane, MemoryKind, Point, Recorder, Replay};
+use crate::vk::{Buffer, Device, Lane, MemoryKind, Point};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -81,15 +81,9 @@ impl Streamer {
     /// With nothing allocated yet.
     pub fn new(parts: StreamerParts) -> Result<Self> {
         let limit = parts.device.info().limits.allocated_buffer_bytes();
-        let too_large = |t: &&HostTensor| {
-            t.file.matrix_bytes + packing::TAIL_BYTES + packing::WEIGHT_ALIGN > limit
-        };
-        if let Some(t) = parts.tensors.iter().find(too_large) {
-            let problem = format!(
-                "one matrix has {} bytes, a buffer of this device {limit}",
-                t.file.matrix_bytes
-            );
-            return Err(parts.gguf.error(format!("tensor `{}`", t.name), problem));
+        let slack = packing::TAIL_BYTES + packing::WEIGHT_ALIGN;
+        for t in &parts.tensors {
+            check_matrix(&parts.gguf, &t.name, t.file.matrix_bytes, slack, limit)?;
         }
         let by_weight = parts.tensors.iter().enumerate().map(|(i, t)| (t.weight, i)).collect();
         let n = parts.tensors.len();
@@ -295,12 +289,11 @@ impl Streamer {
         self.speeds.learn_link(bytes, ns);
     }
 
-    /// Learns from a pass of `n_tokens` that took `ns`, if it got at all experts in one way.
-    /// `streamed_bytes` were copied.
-    pub fn learn_pass(&mut self, n_tokens: u32, streamed_bytes: u64, ns: u64) {
+    /// Learns from a pass of `n_tokens` that took `ns`, if it got at all experts in one way: `bytes` of
+    /// them, copied or read directly.
+    pub fn learn_pass(&mut self, n_tokens: u32, bytes: u64, ns: u64) {
         let Some((&first, rest)) = self.access.split_first() else { return };
         if rest.iter().all(|&access| access == first) {
-            let bytes = streamed_bytes + self.direct_bytes(n_tokens);
             self.speeds.learn_pass(first, n_tokens, bytes, ns);
         }
     }
@@ -316,7 +309,7 @@ impl Streamer {
         for tensor in std::mem::take(&mut self.fresh) {
             if let Some(pinned) = &self.pinned[tensor] {
                 let (table, offset) = residency.table_place(self.parts.tensors[tensor].weight);
-                write_table(&self.parts.device, table, offset, &pinned.addresses())?;
+                table.upload(offset, bytemuck::cast_slice(&pinned.addresses()))?;
                 self.readable[tensor] = true;
             }
         }
@@ -439,15 +432,4 @@ fn waits(copy: &Copy) -> Vec<Point> {
     let points = [(Lane::Compute, copy.after_compute), (Lane::Copy, copy.after_copy)];
     let points = points.into_iter().filter(|(_, value)| *value > 0);
     points.map(|(lane, value)| Point { lane, value }).collect()
-}
-
-/// Writes entries of a table that no submission reads now.
-fn write_table(device: &Arc<Device>, table: &Buffer, offset: u64, entries: &[u64]) -> Result<()> {
-    let bytes: &[u8] = bytemuck::cast_slice(entries);
-    let staging = Buffer::new(device, "table.load", bytes.len() as u64, MemoryKind::Upload)?;
-    staging.write(0, bytes)?;
-    let mut recorder = Recorder::new(device, Lane::Compute, "table", Replay::Once)?;
-    recorder.copy(&staging, 0, table, offset, bytes.len() as u64);
-    // Later submissions of this lane begin with a barrier.
-    device.submit(Lane::Compute, &[&recorder.finish()?], &[]).map(drop)
 }

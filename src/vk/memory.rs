@@ -8,11 +8,14 @@ use std::sync::{Arc, Mutex};
 use ash::vk;
 use vk_mem::{Alloc, AllocationCreateFlags as Flags, AllocationCreateInfo, MemoryUsage};
 
+use super::command::{Recorder, Replay};
 use super::debug;
 use super::device::Device;
 use super::import::Imported;
+use super::lanes::Lane;
 use super::lock;
 use super::retire::Garbage;
+use super::timeline::Point;
 use crate::{Error, Result};
 
 /// Where a buffer lives.
@@ -151,6 +154,18 @@ impl Buffer {
         allocator
             .flush_allocation(allocation, offset, bytes)
             .map_err(|result| self.0.device.raw().error(format!("flush {}", self.0.name), result))
+    }
+
+    /// Copies `data` into a buffer that the host cannot reach, through a staging buffer, on the compute
+    /// lane, whose later submissions begin with a barrier. No submission may use the range now.
+    pub fn upload(&self, offset: u64, data: &[u8]) -> Result<Point> {
+        let (device, bytes) = (&self.0.device, data.len() as u64);
+        let name = format!("{}.load", self.0.name);
+        let staging = Self::new(device, &name, bytes, MemoryKind::Upload)?;
+        staging.write(0, data)?;
+        let mut recorder = Recorder::new(device, Lane::Compute, &name, Replay::Once)?;
+        recorder.copy(&staging, 0, self, offset, bytes);
+        device.submit(Lane::Compute, &[&recorder.finish()?], &[])
     }
 
     /// Copies from the buffer into `data`. The submission that wrote the range ended with

@@ -62,6 +62,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 static COMING_AND_GOING: Mutex<()> = Mutex::new(());
 
 /// Locks, also after a panic of another thread: what our mutexes guard is valid at every step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
