@@ -13,9 +13,8 @@
 // results O += P V stay in registers: nobody says which element of a matrix a lane holds, but a matrix
 // loaded from a table of coordinates tells, and what is kept per row (m, l) is kept as a matrix too, one
 // value per element, alike in all elements of a row.
-//   Scores are in units of log 2: the factor is in q, rounded to f16. Rows of q that f16 would not hold
-//   well get a power of two, which their scores are multiplied by.
-//   m is not the row's maximum, but anything that keeps weights within f16: it moves only when a weight
+//   Rows of q that f16 would not hold well are divided by a power of two, which their scores get back.
+//   m, in units of log 2, is not the row's maximum, but anything that keeps weights within f16: it moves only when a weight
 //   would pass 2^LIMIT, then to 2^LIFT below that maximum, and the row's sums shrink. So only few tiles
 //   need maxima over whole rows.
 //   l, the sum of weights, is kept per element and added up over the row at the end.
@@ -28,7 +27,8 @@
 //   6 HAS_SOFTCAP, 7 MM, 8 MN: a matrix product is MM x MN x MN (multiples of 8), 9 SUBGROUPS, all full,
 //   10 ROW_BLOCKS: matrices below each other of a subgroup, 11 BC: keys of a tile, a multiple of MN,
 //   12 Q_IN_REGISTERS, else in shared memory, 13 ONE_TILE: keys and values take turns in the same shared
-//   memory, 14 FETCH_AHEAD, 15 P_IN_REGISTERS: if layouts allow. src/exec/attention.rs chooses them.
+//   memory, 14 FETCH_AHEAD, 15 P_IN_REGISTERS: if layouts allow, 16 LOCKSTEP: a subgroup's lanes run in
+//   step, see sync_subgroup. src/exec/attention.rs chooses them.
 // Grid: as flash_attn, with BR = SUBGROUPS * ROW_BLOCKS * MM.
 layout(constant_id = 1) const uint HEAD_K = 64;
 layout(constant_id = 2) const uint HEAD_V = 64;
@@ -45,6 +45,7 @@ layout(constant_id = 12) const uint Q_IN_REGISTERS = 1;
 layout(constant_id = 13) const uint ONE_TILE = 0;
 layout(constant_id = 14) const uint FETCH_AHEAD = 1;
 layout(constant_id = 15) const uint P_IN_REGISTERS = 1;
+layout(constant_id = 16) const uint LOCKSTEP = 0;
 layout(push_constant, scalar) uniform Push {
     uint64_t sinks; // f32[n_head]; 0 = none
     uint n_tokens;
@@ -194,11 +195,22 @@ void store_fetched(bool values) {
     }
 }
 
+// Makes what lanes wrote to shared memory visible to the others of their subgroup. lavapipe (26.1) takes
+// subgroupBarrier for a barrier of the workgroup, which not all subgroups come to here; its lanes run in
+// step, so that memory alone needs a barrier.
+void sync_subgroup() {
+    if (LOCKSTEP != 0) {
+        subgroupMemoryBarrierShared();
+    } else {
+        subgroupBarrier();
+    }
+}
+
 // Row of the workgroup at which matrix r of this subgroup begins.
 uint first_of_block(uint r) { return gl_SubgroupID * SG_ROWS + r * MM; }
 
 // Unit i of this lane among the rows of block r: which row of the block, which unit of it, and its 8
-// values with the scores' factor. Rows past the last and units past the head are zeros.
+// values. Rows past the last and units past the head are zeros.
 uvec2 query_unit(uint i, uint r, out vec4 lo, out vec4 hi) {
     uint at = gl_SubgroupInvocationID + i * LANES;
     uvec2 to = uvec2(at / K_UNITS, at % K_UNITS);
@@ -206,10 +218,9 @@ uvec2 query_unit(uint i, uint r, out vec4 lo, out vec4 hi) {
     uint known = min(row, n_rows - 1);
     uint from = (known / group * p.n_head + gl_WorkGroupID.y * group + known % group) * (HEAD_K / 4)
         + min(to.y, HEAD_K / 8 - 1) * 2;
-    float factor = p.scale * (HAS_SOFTCAP != 0 ? 1.0 / p.softcap : LOG2_E);
     bool there = row < n_rows && to.y < HEAD_K / 8;
-    lo = there ? q[from] * factor : vec4(0.0);
-    hi = there ? q[from + 1] * factor : vec4(0.0);
+    lo = there ? q[from] : vec4(0.0);
+    hi = there ? q[from + 1] : vec4(0.0);
     return to;
 }
 
@@ -229,7 +240,7 @@ void stage_queries(uint r, uint at) {
     for (uint row = gl_SubgroupInvocationID; row < MM; row += LANES) {
         row_key[base + row] = 0;
     }
-    subgroupBarrier();
+    sync_subgroup();
     [[unroll]] for (uint i = 0; i < Q_EACH; ++i) {
         vec4 lo, hi;
         uvec2 to = query_unit(i, r, lo, hi);
@@ -238,7 +249,7 @@ void stage_queries(uint r, uint at) {
             atomicMax(row_key[base + to.x], floatBitsToUint(max(max(most.x, most.y), max(most.z, most.w))));
         }
     }
-    subgroupBarrier();
+    sync_subgroup();
     [[unroll]] for (uint i = 0; i < Q_EACH; ++i) {
         vec4 lo, hi;
         uvec2 to = query_unit(i, r, lo, hi);
@@ -251,11 +262,11 @@ void stage_queries(uint r, uint at) {
     for (uint row = gl_SubgroupInvocationID; row < MM; row += LANES) {
         int e = row_exponent(row_key[base + row]);
         // A higher power would bring infinite scores, and changes no weight.
-        row_factor[base + row] = power_of_2(min(e, 90));
+        row_factor[base + row] = power_of_2(min(e, 80));
         factors |= uint(e != 0);
     }
     has_factors = has_factors || subgroupOr(factors) != 0;
-    subgroupBarrier();
+    sync_subgroup();
 }
 
 void load_queries() {
@@ -286,7 +297,7 @@ void compare_layouts() {
         for (uint i = gl_SubgroupInvocationID; i < MM * MN; i += LANES) {
             weight_stage[at + i] = float16_t(i);
         }
-        subgroupBarrier();
+        sync_subgroup();
         Left a;
         coopMatLoad(a, weight_stage, at, MN, gl_CooperativeMatrixLayoutRowMajor);
         Sums c;
@@ -355,7 +366,7 @@ void adjust_scores(uint r, uint first, bool masked) {
         [[unroll]] for (uint j = 0; j < KEY_BLOCKS; ++j) {
             float s = score[r][j][i] * factor;
             if (HAS_SOFTCAP != 0) {
-                s = p.softcap * LOG2_E * exact_tanh(s);
+                s = p.softcap * LOG2_E * exact_tanh(s * (p.scale / p.softcap));
             }
             uint cell = first + j * MN + uint(places[i]) % MN;
             bool seen = cell <= position && (p.window == 0 || cell + p.window > position);
@@ -374,15 +385,15 @@ void raise(uint r, Sums most) {
     for (uint row = gl_SubgroupInvocationID; row < MM; row += LANES) {
         row_key[base + row] = 0;
     }
-    subgroupBarrier();
+    sync_subgroup();
     [[unroll]] for (uint i = 0; i < most.length(); ++i) {
         atomicMax(row_key[base + uint(places[i]) / MN], order_key(most[i]));
     }
-    subgroupBarrier();
+    sync_subgroup();
     for (uint row = gl_SubgroupInvocationID; row < MM; row += LANES) {
         row_max[base + row] = max(row_max[base + row], order_value(row_key[base + row]) - LIFT);
     }
-    subgroupBarrier();
+    sync_subgroup();
     Sums shrink;
     [[unroll]] for (uint i = 0; i < shrink.length(); ++i) {
         float now = row_max[base + uint(places[i]) / MN];
@@ -397,14 +408,19 @@ void raise(uint r, Sums most) {
     }
 }
 
+// What scores are multiplied by to be in units of log 2. A soft cap's are.
+float score_unit() { return HAS_SOFTCAP != 0 ? 1.0 : p.scale * LOG2_E; }
+
 // Scores become weights.
 void soften(uint r) {
+    float unit = score_unit();
     Sums most = score[r][0];
     uint grows = 0;
     [[unroll]] for (uint i = 0; i < most.length(); ++i) {
         [[unroll]] for (uint j = 1; j < KEY_BLOCKS; ++j) {
             most[i] = max(most[i], score[r][j][i]);
         }
+        most[i] *= unit;
         grows |= uint(most[i] > m[r][i] + LIMIT);
     }
     if (subgroupOr(grows) != 0) {
@@ -412,7 +428,7 @@ void soften(uint r) {
     }
     [[unroll]] for (uint j = 0; j < KEY_BLOCKS; ++j) {
         [[unroll]] for (uint i = 0; i < most.length(); ++i) {
-            score[r][j][i] = exp2(score[r][j][i] - m[r][i]);
+            score[r][j][i] = exp2(score[r][j][i] * unit - m[r][i]);
             l[r][i] += score[r][j][i];
         }
     }
@@ -436,11 +452,11 @@ void carry_weights(uint r) {
     coopMatLoad(places, coordinates, 0, MN, gl_CooperativeMatrixLayoutRowMajor);
     uint at = gl_SubgroupID * MM * MN;
     [[unroll]] for (uint j = 0; j < KEY_BLOCKS; ++j) {
-        subgroupBarrier();
+        sync_subgroup();
         [[unroll]] for (uint i = 0; i < places.length(); ++i) {
             weight_stage[at + uint(places[i])] = float16_t(score[r][j][i]);
         }
-        subgroupBarrier();
+        sync_subgroup();
         coopMatLoad(weight[r][j], weight_stage, at, MN, gl_CooperativeMatrixLayoutRowMajor);
     }
 }
@@ -478,7 +494,7 @@ void multiply_values() {
 // Adds l up over each row, through this subgroup's part of the tile.
 void sum_rows(uint r, uint at) {
     coopMatStore(l[r], tile, at, OUT_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
-    subgroupBarrier();
+    sync_subgroup();
     for (uint row = gl_SubgroupInvocationID; row < MM; row += LANES) {
         vec4 sum = vec4(0.0);
         [[unroll]] for (uint c = 0; c < MN / 4; ++c) {
@@ -486,7 +502,7 @@ void sum_rows(uint r, uint at) {
         }
         row_factor[first_of_block(r) + row] = (sum.x + sum.y) + (sum.z + sum.w);
     }
-    subgroupBarrier();
+    sync_subgroup();
 }
 
 // Four results of a row.
@@ -520,7 +536,7 @@ void finish_rows() {
         sum_rows(r, at);
         [[unroll]] for (uint n = 0; n < V_BLOCKS; ++n) {
             coopMatStore(o[r][n], tile, at, OUT_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
-            subgroupBarrier();
+            sync_subgroup();
             for (uint i = gl_SubgroupInvocationID; i < MM * QUADS; i += LANES) {
                 uint row = first_of_block(r) + i / QUADS;
                 uint d = n * MN + i % QUADS * 4;
@@ -528,7 +544,7 @@ void finish_rows() {
                     store_results(row, d, uintBitsToFloat(tile[at + i / QUADS * OUT_STRIDE + i % QUADS]));
                 }
             }
-            subgroupBarrier();
+            sync_subgroup();
         }
     }
 }
