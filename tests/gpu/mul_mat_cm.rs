@@ -93,8 +93,8 @@ fn other_tiles() {
         [2, 2, 32, 1, 1, 0],
         [4, 2, 64, 4, 1, 1],
         [2, 4, 64, 1, 4, 0],
-        [8, 8, 32, 2, 2, 0],
-        [4, 4, 128, 1, 2, 1],
+        [8, 4, 32, 2, 2, 0],
+        [2, 4, 96, 1, 2, 1],
     ] {
         dense(Case::new(Quant::named("q8_0"), 160, 70, 67).with(tiles), 1.0);
         grouped(Case::new(Quant::named("q5_0"), 96, 70, 67).with(tiles), 3, 2, Glu::None);
@@ -125,7 +125,7 @@ fn gated() {
         grouped(Case::new(q, 256, n, 53 + i), 3, 2, glu);
     }
     for glu in [Glu::TwoMatrices, Glu::OneMatrix] {
-        for tiles in [TILES, [4, 2, 32, 1, 2, 0], [8, 2, 64, 2, 1, 1]] {
+        for tiles in [TILES, [4, 2, 32, 1, 2, 0], [8, 2, 32, 2, 1, 1]] {
             gated_dense(Case::new(Quant::named("q4_k"), 256, 70, 35).with(tiles), glu);
         }
     }
