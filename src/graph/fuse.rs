@@ -49,7 +49,9 @@ struct Product {
 fn product_of(ops: &[Op], t: Tensor) -> Option<(usize, Product)> {
     let (at, op) = ops.iter().enumerate().rev().find(|(_, op)| op.access().1.contains(&t))?;
     let product = match *op {
-        Op::MulMat { weights, bias: None, x, .. } => Product { weights, x, x_div: 1, routing: None },
+        Op::MulMat { weights, bias: None, x, .. } => {
+            Product { weights, x, x_div: 1, routing: None }
+        }
         Op::MulMatId { weights, bias: None, x, x_div, routing, .. } => {
             Product { weights, x, x_div, routing: Some(routing) }
         }
@@ -151,15 +153,14 @@ fn half_input(graph: &Graph, op: &Op, from: u32) -> Option<Tensor> {
         Op::MulMatId { weights, x, routing, out, .. } if routing.groups.is_some() => {
             (weights, x, out)
         }
-        Op::GateUp { gate, x, routing, out, .. }
-            if routing.is_none_or(|r| r.groups.is_some()) =>
-        {
+        Op::GateUp { gate, x, routing, out, .. } if routing.is_none_or(|r| r.groups.is_some()) => {
             (gate, x, out)
         }
         _ => return None,
     };
     let Input::Full(x) = x else { return None };
-    let takes = graph.shape(out).rows >= from && w.ty != GgmlType::F32 && w.k.is_multiple_of(HALF_K);
+    let takes =
+        graph.shape(out).rows >= from && w.ty != GgmlType::F32 && w.k.is_multiple_of(HALF_K);
     takes.then_some(x)
 }
 
@@ -171,8 +172,10 @@ fn set_input(op: &mut Op, input: Input) {
 
 fn convert(graph: &mut Graph, x: Tensor) -> Half {
     let shape = graph.shape(x);
-    let out =
-        Half { rows: graph.tensor(shape.rows, shape.cols / 2), scales: graph.tensor(shape.rows, 1) };
+    let out = Half {
+        rows: graph.tensor(shape.rows, shape.cols / 2),
+        scales: graph.tensor(shape.rows, 1),
+    };
     graph.push(Op::HalfRows { x, out });
     out
 }

@@ -5,7 +5,8 @@ use super::hparams::{AttentionParams, ExpertParams, HParams};
 use super::{PassShape, weights::WeightLoader};
 use crate::error::Result;
 use crate::graph::{
-    AttentionOp, GluOp, Graph, Input, KvHalf, Op, PairGroups, RouterOp, Routing, Tensor, Weight, WeightId,
+    AttentionOp, GluOp, Graph, Input, KvHalf, Op, PairGroups, RouterOp, Routing, Tensor, Weight,
+    WeightId,
 };
 
 /// One transformer layer: attention, then a feed-forward block, each after a norm.

@@ -174,7 +174,8 @@ fn assert_gated(case: &Case, act: u32, found: &[f32], expected: &[Sum]) {
         let (gate, up) = (expected[i / n * width + i % n], expected[i / n * width + n + i % n]);
         let y = glu(act, gate.value as f32, up.value as f32, ALPHA, LIMIT);
         let (d_gate, d_up) = (TOLERANCE * gate.magnitude, TOLERANCE * up.magnitude);
-        let bound = 1.2 * d_gate * (up.value.abs() + 1.0 + d_up) + (gate.value.abs() + d_gate) * d_up;
+        let bound =
+            1.2 * d_gate * (up.value.abs() + 1.0 + d_up) + (gate.value.abs() + d_gate) * d_up;
         let error = (f64::from(f) - y).abs();
         assert!(error <= bound + 1e-6, "{} act {act} [{i}]: {f} is not {y}", case.shape.q.name);
     }
