@@ -5,6 +5,8 @@
 
 use super::attention::{self, AttentionShape, AttentionTile};
 use super::grid;
+use super::matrix::MatrixUnits;
+use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
 use crate::vk::{DeviceInfo, DeviceKind};
 use glam::UVec3;
@@ -12,6 +14,9 @@ use std::fmt;
 
 /// Rows of x that the matrix-vector kernel handles together, at most.
 const MAT_VEC_COLS: u32 = 8;
+
+/// Workgroups that fill a large GPU.
+const ENOUGH_WORKGROUPS: u64 = 256;
 
 /// The sizes for one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,6 +29,8 @@ pub struct Tuning {
     pub scan: u32,
     /// Tile of the matrix product.
     pub mul_mat: MulMatTile,
+    /// The same for products too small to give all of a device something to do.
+    mul_mat_small: MulMatTile,
     /// Subgroups of a matrix-vector workgroup.
     mat_vec_subgroups: u32,
     /// Weight rows that one subgroup handles.
@@ -34,6 +41,8 @@ pub struct Tuning {
     pub group_from: u32,
     /// Share of the bus that the grouped product gets when it reads experts in host memory.
     grouped_host_read_share: f64,
+    /// What products of many rows run on, if not on the plain units.
+    pub matrix: Option<MatrixUnits>,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -80,6 +89,11 @@ impl MatVec {
 impl Tuning {
     /// The sizes for a device.
     pub fn new(info: &DeviceInfo) -> Self {
+        Tuning { matrix: matrix_units(info), ..Self::plain(info) }
+    }
+
+    /// Without matrix units.
+    fn plain(info: &DeviceInfo) -> Self {
         let subgroup = info.subgroup.default;
         match info.kind {
             DeviceKind::Cpu => Tuning {
@@ -87,25 +101,46 @@ impl Tuning {
                 elementwise: 64,
                 scan: subgroup,
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
+                mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mat_vec_subgroups: 4,
                 mat_vec_rows: 2,
                 mat_vec_max: 32,
                 group_from: 33,
                 grouped_host_read_share: 1.0,
+                matrix: None,
             },
             _ => Tuning {
                 subgroup,
                 elementwise: 256,
                 scan: 256,
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
+                mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 4, tn: 2 },
                 mat_vec_subgroups: 4,
                 mat_vec_rows: 1,
                 mat_vec_max: 8,
                 group_from: 9,
                 // H200: 20 of 49 GB/s, too few loads in flight.
                 grouped_host_read_share: 0.4,
+                matrix: None,
             },
         }
+    }
+
+    /// Tile of a dense product of `n` weight rows with `m` rows of x.
+    pub fn mul_mat_dense(&self, n: u32, m: u32) -> MulMatTile {
+        let t = self.mul_mat;
+        let groups = u64::from(n.div_ceil(t.bm)) * u64::from(m.div_ceil(t.bn));
+        if groups < ENOUGH_WORKGROUPS { self.mul_mat_small } else { t }
+    }
+
+    /// What passes of `n_tokens` do in one op.
+    pub fn fusions(&self) -> Fusions {
+        Fusions { half_from: self.matrix.map(|_| self.mat_vec_max + 1), gate_up_to: 0 }
+    }
+
+    /// Pairs per tile of the grouped product, of experts with so many pairs on average.
+    pub fn group_tile(&self, per_expert: u32) -> u32 {
+        self.matrix.map_or(self.mul_mat.bn, |units| units.group_tile(per_expert))
     }
 
     /// Workgroup size and rows per workgroup of a norm over rows of `n`.
@@ -147,6 +182,20 @@ impl Tuning {
     /// Tile of attention.
     pub fn attention(&self, shape: AttentionShape) -> AttentionTile {
         shape.tile(self.subgroup)
+    }
+}
+
+/// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat` or `f32`.
+const MATRIX_VARIABLE: &str = "VKMOE_MATRIX";
+
+/// The device's matrix units, if products are to use them. A CPU's are as slow as its other units.
+fn matrix_units(info: &DeviceInfo) -> Option<MatrixUnits> {
+    let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
+    match wanted.as_str() {
+        "coopmat" => MatrixUnits::new(info),
+        "f32" => None,
+        _ if info.kind == DeviceKind::Cpu => None,
+        _ => MatrixUnits::new(info),
     }
 }
 

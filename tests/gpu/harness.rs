@@ -11,8 +11,8 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use vkmoe::push::{PushConstants, module};
 use vkmoe::vk::{
-    Binding, Buffer, Device, DeviceInfo, DeviceOptions, Instance, InstanceOptions, Lane, MemoryKind, Pipeline,
-    PipelineInfo, Recorder, Replay, Subgroups, Validation, choose,
+    Binding, Buffer, Device, DeviceInfo, DeviceOptions, Instance, InstanceOptions, Lane,
+    MemoryKind, Pipeline, PipelineInfo, Recorder, Replay, Subgroups, Validation, choose,
 };
 
 /// Bytes that decoders may read past the last row.
