@@ -209,10 +209,10 @@ void sync_subgroup() {
 // Row of the workgroup at which matrix r of this subgroup begins.
 uint first_of_block(uint r) { return gl_SubgroupID * SG_ROWS + r * MM; }
 
-// Unit i of this lane among the rows of block r: which row of the block, which unit of it, and its 8
+// A lane's unit of those of block r from `first` on: which row of the block, which unit of it, and its 8
 // values. Rows past the last and units past the head are zeros.
-uvec2 query_unit(uint i, uint r, out vec4 lo, out vec4 hi) {
-    uint at = gl_SubgroupInvocationID + i * LANES;
+uvec2 query_unit(uint first, uint r, out vec4 lo, out vec4 hi) {
+    uint at = first + gl_SubgroupInvocationID;
     uvec2 to = uvec2(at / K_UNITS, at % K_UNITS);
     uint row = first_row + first_of_block(r) + to.x;
     uint known = min(row, n_rows - 1);
@@ -232,7 +232,8 @@ int row_exponent(uint largest) {
 
 float power_of_2(int e) { return uintBitsToFloat(uint(e + 127) << 23); }
 
-const uint Q_EACH = (MM * K_UNITS + LANES - 1) / LANES;
+// Units that a lane loads before it uses the first.
+const uint Q_BATCH = 4;
 
 // The rows of block r as f16, in shared memory from `at` on.
 void stage_queries(uint r, uint at) {
@@ -241,21 +242,25 @@ void stage_queries(uint r, uint at) {
         row_key[base + row] = 0;
     }
     sync_subgroup();
-    [[unroll]] for (uint i = 0; i < Q_EACH; ++i) {
-        vec4 lo, hi;
-        uvec2 to = query_unit(i, r, lo, hi);
-        vec4 most = max(abs(lo), abs(hi));
-        if (to.x < MM) {
-            atomicMax(row_key[base + to.x], floatBitsToUint(max(max(most.x, most.y), max(most.z, most.w))));
+    [[dont_unroll]] for (uint first = 0; first < MM * K_UNITS; first += Q_BATCH * LANES) {
+        [[unroll]] for (uint i = 0; i < Q_BATCH; ++i) {
+            vec4 lo, hi;
+            uvec2 to = query_unit(first + i * LANES, r, lo, hi);
+            vec4 most = max(abs(lo), abs(hi));
+            if (to.x < MM) {
+                atomicMax(row_key[base + to.x], floatBitsToUint(max(max(most.x, most.y), max(most.z, most.w))));
+            }
         }
     }
     sync_subgroup();
-    [[unroll]] for (uint i = 0; i < Q_EACH; ++i) {
-        vec4 lo, hi;
-        uvec2 to = query_unit(i, r, lo, hi);
-        if (to.x < MM) {
-            float inverse = power_of_2(-row_exponent(row_key[base + to.x]));
-            tile[at + to.x * K_STRIDE + to.y] = halves(lo * inverse, hi * inverse);
+    [[dont_unroll]] for (uint first = 0; first < MM * K_UNITS; first += Q_BATCH * LANES) {
+        [[unroll]] for (uint i = 0; i < Q_BATCH; ++i) {
+            vec4 lo, hi;
+            uvec2 to = query_unit(first + i * LANES, r, lo, hi);
+            if (to.x < MM) {
+                float inverse = power_of_2(-row_exponent(row_key[base + to.x]));
+                tile[at + to.x * K_STRIDE + to.y] = halves(lo * inverse, hi * inverse);
+            }
         }
     }
     uint factors = 0;
@@ -355,6 +360,11 @@ void multiply_keys() {
     }
 }
 
+// First cell that a token at a position sees.
+uint window_start(uint position) {
+    return p.window == 0 || position < p.window ? 0 : position + 1 - p.window;
+}
+
 // What few rows or tiles need: factors, and no sight of later keys and those before the window.
 void adjust_scores(uint r, uint first, bool masked) {
     Sums places;
@@ -363,14 +373,16 @@ void adjust_scores(uint r, uint first, bool masked) {
         uint row = first_of_block(r) + uint(places[i]) / MN;
         float factor = row_factor[row];
         uint position = row_position[row];
+        // Cells from begin on, so many more: all, where nothing is masked.
+        uint begin = masked ? window_start(position) : 0;
+        uint more = masked ? position - begin : 0xffffffffu;
+        uint cell = first + uint(places[i]) % MN;
         [[unroll]] for (uint j = 0; j < KEY_BLOCKS; ++j) {
             float s = score[r][j][i] * factor;
             if (HAS_SOFTCAP != 0) {
                 s = p.softcap * LOG2_E * exact_tanh(s * (p.scale / p.softcap));
             }
-            uint cell = first + j * MN + uint(places[i]) % MN;
-            bool seen = cell <= position && (p.window == 0 || cell + p.window > position);
-            score[r][j][i] = masked && !seen ? uintBitsToFloat(MINUS_INFINITY) : s;
+            score[r][j][i] = cell + j * MN - begin <= more ? s : uintBitsToFloat(MINUS_INFINITY);
         }
     }
 }
@@ -399,12 +411,10 @@ void raise(uint r, Sums most) {
         float now = row_max[base + uint(places[i]) / MN];
         shrink[i] = exp2(m[r][i] - now);
         m[r][i] = now;
-        l[r][i] *= shrink[i];
     }
+    l[r] = l[r] * shrink;
     [[unroll]] for (uint n = 0; n < V_BLOCKS; ++n) {
-        [[unroll]] for (uint i = 0; i < shrink.length(); ++i) {
-            o[r][n][i] *= shrink[i];
-        }
+        o[r][n] = o[r][n] * shrink;
     }
 }
 
@@ -429,8 +439,8 @@ void soften(uint r) {
     [[unroll]] for (uint j = 0; j < KEY_BLOCKS; ++j) {
         [[unroll]] for (uint i = 0; i < most.length(); ++i) {
             score[r][j][i] = exp2(score[r][j][i] * unit - m[r][i]);
-            l[r][i] += score[r][j][i];
         }
+        l[r] += score[r][j];
     }
 }
 
@@ -491,10 +501,8 @@ void multiply_values() {
     }
 }
 
-// Adds l up over each row, through this subgroup's part of the tile.
+// Adds up l over the rows of block r: the matrix in shared memory from `at` on.
 void sum_rows(uint r, uint at) {
-    coopMatStore(l[r], tile, at, OUT_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
-    sync_subgroup();
     for (uint row = gl_SubgroupInvocationID; row < MM; row += LANES) {
         vec4 sum = vec4(0.0);
         [[unroll]] for (uint c = 0; c < MN / 4; ++c) {
@@ -502,7 +510,6 @@ void sum_rows(uint r, uint at) {
         }
         row_factor[first_of_block(r) + row] = (sum.x + sum.y) + (sum.z + sum.w);
     }
-    sync_subgroup();
 }
 
 // Four results of a row.
@@ -529,29 +536,43 @@ void store_results(uint block_row, uint d, vec4 sums) {
     }
 }
 
-void finish_rows() {
+// Writes results n * MN .. of the rows of block r: the matrix in shared memory from `at` on.
+void store_block(uint r, uint n, uint at) {
     const uint QUADS = MN / 4;
-    uint at = gl_SubgroupID * OUT_UNITS;
-    [[unroll]] for (uint r = 0; r < ROW_BLOCKS; ++r) {
-        sum_rows(r, at);
-        [[unroll]] for (uint n = 0; n < V_BLOCKS; ++n) {
-            coopMatStore(o[r][n], tile, at, OUT_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
-            sync_subgroup();
-            for (uint i = gl_SubgroupInvocationID; i < MM * QUADS; i += LANES) {
-                uint row = first_of_block(r) + i / QUADS;
-                uint d = n * MN + i % QUADS * 4;
-                if (first_row + row < n_rows && d < HEAD_V) {
-                    store_results(row, d, uintBitsToFloat(tile[at + i / QUADS * OUT_STRIDE + i % QUADS]));
-                }
-            }
-            sync_subgroup();
+    for (uint i = gl_SubgroupInvocationID; i < MM * QUADS; i += LANES) {
+        uint row = first_of_block(r) + i / QUADS;
+        uint d = n * MN + i % QUADS * 4;
+        if (first_row + row < n_rows && d < HEAD_V) {
+            store_results(row, d, uintBitsToFloat(tile[at + i / QUADS * OUT_STRIDE + i % QUADS]));
         }
     }
 }
 
-// First cell that a token at a position sees.
-uint window_start(uint position) {
-    return p.window == 0 || position < p.window ? 0 : position + 1 - p.window;
+// Matrix by matrix: l, then results. Only the stores to shared memory are unrolled: if all were, compilers
+// that find that too long would index the matrices at run time, and keep them in memory.
+void finish_rows() {
+    uint at = gl_SubgroupID * OUT_UNITS;
+    [[dont_unroll]] for (uint step = 0; step < ROW_BLOCKS * (V_BLOCKS + 1); ++step) {
+        [[unroll]] for (uint r = 0; r < ROW_BLOCKS; ++r) {
+            if (step == r * (V_BLOCKS + 1)) {
+                coopMatStore(l[r], tile, at, OUT_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+            }
+            [[unroll]] for (uint n = 0; n < V_BLOCKS; ++n) {
+                if (step == r * (V_BLOCKS + 1) + 1 + n) {
+                    coopMatStore(o[r][n], tile, at, OUT_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+                }
+            }
+        }
+        sync_subgroup();
+        uint r = step / (V_BLOCKS + 1);
+        uint n = step % (V_BLOCKS + 1);
+        if (n == 0) {
+            sum_rows(r, at);
+        } else {
+            store_block(r, n - 1, at);
+        }
+        sync_subgroup();
+    }
 }
 
 void main() {
