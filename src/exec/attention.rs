@@ -173,7 +173,7 @@ impl MatrixAttention {
         let k = keys * self.row_units(shape.head_k);
         let v = keys * self.row_units(shape.head_v);
         let both = if self.turns { k.max(v) } else { k + v };
-        both.max(self.subgroups * m * (n / 4 | 1))
+        both.max(self.subgroups * m * ((n / 4) | 1))
     }
 
     fn shared_bytes(self, shape: AttentionShape, tile: AttentionTile) -> u32 {
@@ -318,7 +318,8 @@ impl AttentionUnits {
         let Some(matrix) = tile.matrix else { return true };
         let [m, n] = self.shape;
         // On their way to registers, queries of a subgroup pass through the tile of keys.
-        let queries_pass = m * matrix.row_units(shape.head_k) <= matrix.tile_units(shape, tile.keys);
+        let queries_pass =
+            m * matrix.row_units(shape.head_k) <= matrix.tile_units(shape, tile.keys);
         tile.keys.is_multiple_of(n)
             && queries_pass
             && tile.local_size <= self.max_invocations
@@ -410,7 +411,10 @@ mod tests {
         let units = units(16, 16, 32, 49152);
         let shape = AttentionShape { head_k: 128, head_v: 128, rows: 16384 };
         assert_eq!(units.choose(shape, KvType::F16, KvType::F32), None);
-        assert_eq!(units.choose(AttentionShape { rows: 8, ..shape }, KvType::F16, KvType::F16), None);
+        assert_eq!(
+            units.choose(AttentionShape { rows: 8, ..shape }, KvType::F16, KvType::F16),
+            None
+        );
         let tile = units.choose(shape, KvType::F16, KvType::F16);
         assert_eq!(tile.map(|t| (t.rows, t.keys)), Some((128, 64)));
     }

@@ -3,8 +3,9 @@
 //! On a CPU that plays GPU (lavapipe) barriers and many workgroups are what costs; on a GPU it is
 //! loads that do not coalesce and idle lanes.
 
-use super::attention::{self, AttentionShape, AttentionTile};
+use super::attention::{self, AttentionShape, AttentionTile, AttentionUnits};
 use super::grid;
+use super::kv::KvType;
 use super::matrix::MatrixUnits;
 use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
@@ -43,6 +44,8 @@ pub struct Tuning {
     grouped_host_read_share: f64,
     /// What products of many rows run on, if not on the plain units.
     pub matrix: Option<MatrixUnits>,
+    /// The same for attention of many rows.
+    pub attention_units: Option<AttentionUnits>,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -89,7 +92,11 @@ impl MatVec {
 impl Tuning {
     /// The sizes for a device.
     pub fn new(info: &DeviceInfo) -> Self {
-        Tuning { matrix: matrix_units(info), ..Self::plain(info) }
+        if !wants_matrix_units(info) {
+            return Self::plain(info);
+        }
+        let (matrix, attention_units) = (MatrixUnits::new(info), AttentionUnits::new(info));
+        Tuning { matrix, attention_units, ..Self::plain(info) }
     }
 
     /// Without matrix units.
@@ -108,6 +115,7 @@ impl Tuning {
                 group_from: 33,
                 grouped_host_read_share: 1.0,
                 matrix: None,
+                attention_units: None,
             },
             _ => Tuning {
                 subgroup,
@@ -122,6 +130,7 @@ impl Tuning {
                 // H200: 20 of 49 GB/s, too few loads in flight.
                 grouped_host_read_share: 0.4,
                 matrix: None,
+                attention_units: None,
             },
         }
     }
@@ -172,30 +181,37 @@ impl Tuning {
         if n_tokens >= self.group_from { self.grouped_host_read_share } else { 1.0 }
     }
 
-    /// Ranges of keys that attention computes apart, so that small passes keep the device busy.
+    /// Ranges of keys that attention computes apart, so that small passes keep the device busy: counted
+    /// for a cache of f16, whatever the cache's types are.
     pub fn attention_splits(&self, a: &AttentionParams, n_tokens: u32, n_kv: u32) -> u32 {
         let rows = n_tokens * (a.n_head / a.n_head_kv);
         let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
-        attention::n_splits(shape.row_blocks(self.attention(shape)), a.n_head_kv, n_kv)
+        let tile = self.attention(shape, KvType::F16, KvType::F16);
+        attention::n_splits(shape.row_blocks(tile), a.n_head_kv, n_kv)
     }
 
-    /// Tile of attention.
-    pub fn attention(&self, shape: AttentionShape) -> AttentionTile {
-        shape.tile(self.subgroup)
+    /// Kernel and tile of attention.
+    pub fn attention(
+        &self,
+        shape: AttentionShape,
+        type_k: KvType,
+        type_v: KvType,
+    ) -> AttentionTile {
+        let matrix = self.attention_units.and_then(|units| units.choose(shape, type_k, type_v));
+        matrix.unwrap_or_else(|| shape.tile(self.subgroup))
     }
 }
 
 /// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat` or `f32`.
 const MATRIX_VARIABLE: &str = "VKMOE_MATRIX";
 
-/// The device's matrix units, if products are to use them. A CPU's are as slow as its other units.
-fn matrix_units(info: &DeviceInfo) -> Option<MatrixUnits> {
-    let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
-    match wanted.as_str() {
-        "coopmat" => MatrixUnits::new(info),
-        "f32" => None,
-        _ if info.kind == DeviceKind::Cpu => None,
-        _ => MatrixUnits::new(info),
+/// Whether kernels for many rows are to use the device's matrix units. A CPU's are as slow as its other
+/// units.
+fn wants_matrix_units(info: &DeviceInfo) -> bool {
+    match std::env::var(MATRIX_VARIABLE).unwrap_or_default().as_str() {
+        "coopmat" => true,
+        "f32" => false,
+        _ => info.kind != DeviceKind::Cpu,
     }
 }
 
