@@ -69,7 +69,7 @@ impl Tuning {
                     subgroup,
                     subgroups: 4,
                     rows: 2,
-                    words: 32,
+                    words: 24,
                     sums: 16,
                     groups: 64,
                     tile_bytes,
