@@ -1,5 +1,5 @@
 //! Runs graphs on a device. Reading order: [`residency`] (where weights are), [`kv`] (the cache),
-//! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`attention`] and [`grid`], [`kernels`]
+//! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`mat_vec`], [`attention`] and [`grid`], [`kernels`]
 //! (pipelines), [`pace`] (how much goes into one submission), `record` with `hazards` (recording),
 //! `profile` (timestamps), [`run`] (submitting, reading back).
 
@@ -9,6 +9,7 @@ pub mod matrix;
 pub mod lower;
 pub mod tuning;
 pub mod attention;
+pub mod mat_vec;
 pub mod grid;
 pub mod kernels;
 pub mod pace;
