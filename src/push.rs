@@ -309,4 +309,27 @@ push_constants! {
         /// Places, at most 64.
         k: u32,
     }
+    /// How fast memory is read.
+    PeakRead = "peak_read" PEAK_READ {
+        /// Address of what is read.
+        data: u64,
+        /// Parts, one for each workgroup.
+        n_parts: u32,
+        /// Unused.
+        _pad: u32,
+    }
+    /// How fast f32 are multiplied and added.
+    PeakFma = "peak_fma" PEAK_FMA {
+        /// Steps of each chain.
+        steps: u32,
+        /// Factor.
+        a: f32,
+        /// Summand.
+        b: f32,
+    }
+    /// How fast matrix units multiply f16.
+    PeakMatrix = "peak_matrix" PEAK_MATRIX {
+        /// Products of each accumulator.
+        steps: u32,
+    }
 }

@@ -43,16 +43,28 @@ pub struct MulMatTile {
     pub bm: u32,
     /// Rows of x.
     pub bn: u32,
-    bk: u32,
-    tm: u32,
-    tn: u32,
+    /// Depth.
+    pub(super) bk: u32,
+    /// Weight rows of an invocation.
+    pub(super) tm: u32,
+    /// Rows of x of an invocation.
+    pub(super) tn: u32,
 }
 
 impl MulMatTile {
+    /// Size of the workgroup.
+    pub(super) fn invocations(&self) -> u32 {
+        (self.bm / self.tm) * (self.bn / self.tn)
+    }
+
+    /// Shared memory, as shaders/mul_mat.comp adds it up.
+    pub(super) fn shared_bytes(&self) -> u32 {
+        4 * (self.bk * (self.bm + self.bn + 2) + self.bn)
+    }
+
     /// Specialization constants of `mul_mat`.
     pub fn spec(&self, grouped: bool) -> [u32; 7] {
-        let local = (self.bm / self.tm) * (self.bn / self.tn);
-        [local, u32::from(grouped), self.bm, self.bn, self.bk, self.tm, self.tn]
+        [self.invocations(), u32::from(grouped), self.bm, self.bn, self.bk, self.tm, self.tn]
     }
 }
 
