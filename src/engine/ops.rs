@@ -117,9 +117,16 @@ impl Engine {
         let mut seen: HashSet<_> = times.ops.iter().map(OpTime::key).collect();
         for other in candidates(&tuning, self.device.info()) {
             let is_new = |op: &OpTime| op.is_product && !seen.contains(&op.key()) && wanted(op);
-            let found = executor.time_ops(&pass(&other), &other, kv_layers, repeat, &is_new)?;
-            let found = found.into_iter().filter(|op| op.ns.is_some());
-            let found: Vec<OpTime> = found.collect();
+            let found = match executor.time_ops(&pass(&other), &other, kv_layers, repeat, &is_new) {
+                Ok(found) => found,
+                Err(e) if self.device.is_lost() => return Err(e),
+                // A driver that refuses a tile has others.
+                Err(e) => {
+                    log::warn!("{other}: {e}");
+                    continue;
+                }
+            };
+            let found: Vec<OpTime> = found.into_iter().filter(|op| op.ns.is_some()).collect();
             seen.extend(found.iter().map(OpTime::key));
             times.others.extend(found);
         }

@@ -2,7 +2,7 @@
 //! --tiles` tries, and where entries of [`Tuning`]'s tables come from.
 
 use super::tuning::{MulMatTile, Tuning};
-use crate::vk::DeviceInfo;
+use crate::vk::{DeviceInfo, DeviceKind};
 
 /// The tuning with other sizes, one a time.
 pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
@@ -11,19 +11,28 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
         other.mul_mat = mul_mat;
         other
     };
-    let tiles = mul_mat_tiles().filter(|tile| fits(tile, info) && *tile != tuning.mul_mat);
-    tiles.map(with).collect()
+    let fits = |tile: &MulMatTile| fits(tile, info) && *tile != tuning.mul_mat;
+    mul_mat_tiles(info.kind).into_iter().filter(fits).map(with).collect()
 }
 
-/// Tiles of the matrix product without matrix units.
-fn mul_mat_tiles() -> impl Iterator<Item = MulMatTile> {
-    let sizes = [(32, 32), (64, 32), (32, 64), (64, 64), (128, 64), (64, 128), (128, 128)];
-    let parts = [(4, 4), (8, 4), (4, 8), (8, 8)];
-    sizes.into_iter().flat_map(move |(bm, bn)| {
-        parts
-            .into_iter()
-            .flat_map(move |(tm, tn)| [16, 32].map(|bk| MulMatTile { bm, bn, bk, tm, tn }))
-    })
+/// Tiles of the matrix product without matrix units. A CPU gets few: it takes a second to compile each.
+fn mul_mat_tiles(kind: DeviceKind) -> Vec<MulMatTile> {
+    let sizes: &[(u32, u32)] = match kind {
+        DeviceKind::Cpu => &[(32, 32), (32, 64), (64, 64)],
+        _ => &[(32, 32), (64, 32), (32, 64), (64, 64), (128, 64), (64, 128), (128, 128)],
+    };
+    let parts: &[(u32, u32)] = match kind {
+        DeviceKind::Cpu => &[(8, 4), (8, 8)],
+        _ => &[(4, 4), (8, 4), (4, 8), (8, 8)],
+    };
+    let depths: &[u32] = if kind == DeviceKind::Cpu { &[32] } else { &[16, 32] };
+    let mut tiles = Vec::new();
+    for &(bm, bn) in sizes {
+        for &(tm, tn) in parts {
+            tiles.extend(depths.iter().map(|&bk| MulMatTile { bm, bn, bk, tm, tn }));
+        }
+    }
+    tiles
 }
 
 /// Whole subgroups, no more shared memory or invocations than the device has.

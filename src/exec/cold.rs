@@ -15,10 +15,16 @@ use std::sync::Arc;
 
 /// The runs of a launch together touch so much before they begin anew: some times the largest caches.
 const COLD_BYTES: u64 = 256 << 20;
+/// The same for a CPU.
+const CPU_COLD_BYTES: u64 = 32 << 20;
 /// Variants of a launch, at most.
 const MAX_VARIANTS: u64 = 512;
 /// What decoders may read past a matrix, and its alignment.
 const PADDING: u64 = 256;
+
+fn cold_bytes(device: &Device) -> u64 {
+    if device.info().kind == DeviceKind::Cpu { CPU_COLD_BYTES } else { COLD_BYTES }
+}
 
 /// What differs from run to run.
 #[derive(Clone, Debug)]
@@ -34,8 +40,8 @@ pub(super) struct Cold<'a> {
     weights: &'a [WeightInfo],
     /// Weights by the address of their bytes or their table.
     by_address: HashMap<u64, usize>,
-    /// For copies; none on a CPU, whose caches are not what limits it.
-    arena: Option<Buffer>,
+    /// For copies.
+    arena: Buffer,
     /// Layers of the cache.
     kv_layers: u32,
 }
@@ -63,33 +69,24 @@ impl<'a> Cold<'a> {
                 Role::Vector => None,
             };
         }
-        let arena = match device.info().kind {
-            DeviceKind::Cpu => None,
-            _ => Some(Buffer::new(device, "cold", COLD_BYTES, MemoryKind::Device)?),
-        };
+        let arena = Buffer::new(device, "cold", cold_bytes(device), MemoryKind::Device)?;
         Ok(Cold { device, residency, weights, by_address, arena, kv_layers })
     }
 
     /// Layers that a cache of `layer_bytes` each should have.
     pub(super) fn kv_layers(device: &Device, layer_bytes: u64, n_layer: u32) -> u32 {
-        match device.info().kind {
-            DeviceKind::Cpu => n_layer,
-            _ => n_layer.max((COLD_BYTES / layer_bytes.max(1)).min(32) as u32),
-        }
+        n_layer.max((cold_bytes(device) / layer_bytes.max(1)).min(32) as u32)
     }
 
     /// The buffer behind the copies.
-    pub(super) fn buffer(&self) -> Option<&Buffer> {
-        self.arena.as_ref()
+    pub(super) fn buffer(&self) -> &Buffer {
+        &self.arena
     }
 
     /// The launch, then others like it. `n_pairs`: pairs of tokens and used experts.
     pub(super) fn variants(&self, launch: &Launch, n_pairs: u32) -> Result<Vec<Variant>> {
         let own = Variant { push: launch.push.clone(), bindings: launch.bindings.clone() };
-        let mut variants = match &self.arena {
-            Some(arena) => self.copies(arena, &own, n_pairs)?,
-            None => Vec::new(),
-        };
+        let mut variants = self.copies(&own, n_pairs)?;
         if variants.is_empty() {
             variants.push(own);
         }
@@ -115,14 +112,15 @@ impl<'a> Cold<'a> {
     }
 
     /// Variants with other weights; none if there would be only one.
-    fn copies(&self, arena: &Buffer, own: &Variant, n_pairs: u32) -> Result<Vec<Variant>> {
+    fn copies(&self, own: &Variant, n_pairs: u32) -> Result<Vec<Variant>> {
         let words = self.words(&own.push);
         let bytes: u64 = words.iter().map(|word| self.bytes(word)).sum();
         let touched: u64 = words.iter().map(|word| self.touched_bytes(word, n_pairs)).sum();
         if touched == 0 || bytes == 0 {
             return Ok(Vec::new());
         }
-        let wanted = (COLD_BYTES / touched).min(COLD_BYTES / bytes).min(MAX_VARIANTS);
+        let arena = &self.arena;
+        let wanted = (arena.bytes() / touched.max(bytes)).min(MAX_VARIANTS);
         if wanted < 2 {
             return Ok(Vec::new());
         }
@@ -193,7 +191,7 @@ impl<'a> Cold<'a> {
                 let w = &self.weights[weight];
                 // With all experts in use there are no others.
                 match u64::from(n_pairs.min(w.weight.n_expert)) {
-                    n if 2 * n > u64::from(w.weight.n_expert) => COLD_BYTES,
+                    n if 2 * n > u64::from(w.weight.n_expert) => self.arena.bytes(),
                     n => n * w.matrix_bytes,
                 }
             }

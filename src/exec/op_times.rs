@@ -16,7 +16,7 @@ use crate::graph::{Graph, Op, Tensor, WeightId};
 use crate::model::weights::WeightInfo;
 use crate::vk::{Binding, Buffer, Device, Lane, MemoryKind, Recorder, Replay};
 use glam::UVec3;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Launches of a sample together take this long at least.
 const SAMPLE_NS: f64 = 5e5;
@@ -90,15 +90,16 @@ impl Executor {
             kv: pass.kv.shape(),
             tuning,
         };
-        let steps: Vec<Vec<Step>> = graph.ops.iter().map(|op| lowering.steps(op)).collect();
-        let keys = steps.iter().flatten().filter_map(|step| match step {
+        let mut list = List::of(pass, &graph, &lowering);
+        list.cut(wanted);
+        let keys = list.steps.iter().filter_map(|(.., step)| match step {
             Step::Launch(launch) => Some(&launch.kernel),
             _ => None,
         });
         workspace.kernels.prepare(keys)?;
         let device = &workspace.device;
         let largest = graph.tensors.iter().map(|t| t.bytes()).max().unwrap_or(4);
-        let mut timing = Timing {
+        let timing = Timing {
             scratch: Buffer::new(device, "ops.scratch", layout.bytes, MemoryKind::Device)?,
             saved: Buffer::new(device, "ops.saved", largest, MemoryKind::Device)?,
             cold: Cold::new(device, pass.residency, &pass.model.weights, kv_layers)?,
@@ -108,18 +109,82 @@ impl Executor {
             graph: &graph,
             layout: &layout,
             samples: repeat.samples.max(1),
-            found: Vec::new(),
-            known: HashMap::new(),
-            il: None,
         };
         timing.inputs()?;
-        for (op, steps) in graph.ops.iter().zip(&steps) {
-            for (i, step) in steps.iter().enumerate() {
-                timing.step(op, i == 0, step, wanted)?;
+        let List { mut times, steps } = list;
+        for (op, index, step) in &steps {
+            let time = &mut times[*index];
+            if time.ns.is_none() && wanted(time) {
+                time.ns = Some(timing.time(op, step, time.cost)?);
+            }
+            timing.once(step)?;
+        }
+        Ok(times)
+    }
+}
+
+/// The steps of a pass in order, those that are the same counted together.
+struct List<'a> {
+    times: Vec<OpTime>,
+    /// Op, index into `times`, step.
+    steps: Vec<(&'a Op, usize, Step)>,
+}
+
+impl<'a> List<'a> {
+    fn of(pass: &Pass<'_>, graph: &'a Graph, lowering: &Lowering<'_>) -> Self {
+        let mut list = List { times: Vec::new(), steps: Vec::new() };
+        let mut known: HashMap<Key, usize> = HashMap::new();
+        let mut il = None;
+        for op in &graph.ops {
+            let weight = named_weight(op).map(|id| &pass.model.weights[id.0 as usize]);
+            il = match (weight, op) {
+                (Some(weight), _) => weight.layer,
+                (None, Op::CopyRows { .. }) => None, // only what follows the layers does that
+                _ => il,
+            };
+            let name = weight.map_or_else(|| op.name().to_owned(), short_name);
+            for (i, step) in lowering.steps(op).into_iter().enumerate() {
+                // What an op has to do is done by its first launch, but for what prepares or joins.
+                let cost = (i == 0).then(|| pace::cost(graph, op, n_kv(pass)));
+                let time = describe(name.clone(), &step, cost);
+                let index = *known.entry(time.key()).or_insert(list.times.len());
+                if index == list.times.len() {
+                    list.times.push(time);
+                }
+                list.times[index].layers.push(il);
+                list.steps.push((op, index, step));
             }
         }
-        Ok(timing.found)
+        list
     }
+
+    /// Leaves out what comes after all that is wanted.
+    fn cut(&mut self, wanted: &dyn Fn(&OpTime) -> bool) {
+        let mut seen = HashSet::new();
+        let is_first = |&(_, index, _): &(&Op, usize, Step)| seen.insert(index);
+        let firsts: Vec<bool> = self.steps.iter().map(is_first).collect();
+        let is_wanted = |((_, index, _), first): (&(&Op, usize, Step), &bool)| {
+            *first && wanted(&self.times[*index])
+        };
+        let last = self.steps.iter().zip(&firsts).rposition(is_wanted);
+        self.steps.truncate(last.map_or(0, |last| last + 1));
+    }
+}
+
+/// A step without its time. `cost`: of its op, if it is the one to have it.
+fn describe(op: String, step: &Step, cost: Option<Cost>) -> OpTime {
+    let (kernel, groups, own_bytes) = match step {
+        Step::Launch(launch) => (Some(launch.kernel.clone()), launch.groups, bound_bytes(launch)),
+        Step::Copy { bytes, .. } | Step::Result { bytes, .. } => (None, UVec3::ONE, 2 * bytes),
+    };
+    let is_product = cost.is_some_and(|cost| cost.flops > 0.0);
+    let cost = cost.unwrap_or(Cost { flops: 0.0, bytes: own_bytes as f64 });
+    OpTime { op, kernel, groups, cost, is_product, ns: None, layers: Vec::new() }
+}
+
+/// Keys in the cache after a pass.
+fn n_kv(pass: &Pass<'_>) -> u32 {
+    pass.first_position + pass.shape.n_tokens
 }
 
 /// What is known while a pass is timed.
@@ -135,10 +200,6 @@ struct Timing<'a> {
     cold: Cold<'a>,
     watch: Stopwatch,
     samples: u32,
-    found: Vec<OpTime>,
-    /// Index into `found`.
-    known: HashMap<Key, usize>,
-    il: Option<u32>,
 }
 
 impl Timing<'_> {
@@ -154,52 +215,6 @@ impl Timing<'_> {
         })
     }
 
-    /// Times a step, unless one like it was timed, and runs it, so that later ones find its results.
-    fn step(
-        &mut self,
-        op: &Op,
-        is_first: bool,
-        step: &Step,
-        wanted: &dyn Fn(&OpTime) -> bool,
-    ) -> Result<()> {
-        let mut time = self.describe(op, is_first, step);
-        if let Some(&index) = self.known.get(&time.key()) {
-            self.found[index].layers.push(self.il);
-            return self.once(step);
-        }
-        if wanted(&time) {
-            time.ns = Some(self.time(op, step, time.cost)?);
-        }
-        self.known.insert(time.key(), self.found.len());
-        self.found.push(time);
-        self.once(step)
-    }
-
-    fn describe(&mut self, op: &Op, is_first: bool, step: &Step) -> OpTime {
-        let weights = &self.pass.model.weights;
-        let weight = named_weight(op).map(|id| &weights[id.0 as usize]);
-        let name = weight.map_or_else(|| op.name().to_owned(), short_name);
-        self.il = match (weight, op) {
-            (Some(weight), _) => weight.layer,
-            (None, Op::CopyRows { .. }) => None, // only what follows the layers does that
-            _ => self.il,
-        };
-        let n_kv = self.pass.first_position + self.pass.shape.n_tokens;
-        let (kernel, groups, own_bytes) = match step {
-            Step::Launch(launch) => {
-                (Some(launch.kernel.clone()), launch.groups, bound_bytes(launch))
-            }
-            Step::Copy { bytes, .. } | Step::Result { bytes, .. } => (None, UVec3::ONE, 2 * bytes),
-        };
-        // What an op has to do is done by its first launch, but for what prepares or joins.
-        let cost = match is_first {
-            true => pace::cost(self.graph, op, n_kv),
-            false => Cost { flops: 0.0, bytes: own_bytes as f64 },
-        };
-        let is_product = is_first && cost.flops > 0.0;
-        OpTime { op: name, kernel, groups, cost, is_product, ns: None, layers: vec![self.il] }
-    }
-
     /// The middle of some samples, in nanoseconds.
     fn time(&self, op: &Op, step: &Step, cost: Cost) -> Result<f64> {
         let (reads, writes) = op.access();
@@ -210,8 +225,8 @@ impl Timing<'_> {
             Step::Launch(launch) => self.cold.variants(launch, n_pairs)?,
             _ => Vec::new(),
         };
-        let n_kv = self.pass.first_position + self.pass.shape.n_tokens;
-        let guess = self.workspace.pace.expected_ns(pace::estimate_ns(self.graph, op, n_kv));
+        let guess = pace::estimate_ns(self.graph, op, n_kv(self.pass));
+        let guess = self.workspace.pace.expected_ns(guess);
         let mut batch = Batch { timing: self, step, variants: &variants, next: 0 };
         // The first run is slow: of it only the number of runs of a sample is learned.
         let mut each = batch.time(1, guess)?;
@@ -331,7 +346,7 @@ impl Batch<'_> {
             let pipeline = timing.workspace.kernels.get(&launch.kernel)?;
             ns += timing.watch.time(&launch.kernel.module, |recorder| {
                 let by_address = timing.pass.residency.buffers().iter();
-                let by_address = by_address.chain(timing.cold.buffer());
+                let by_address = by_address.chain([timing.cold.buffer()]);
                 by_address.for_each(|buffer| recorder.keep(buffer));
                 recorder.keep(&timing.workspace.rope_freqs);
                 for run in 0..runs as usize {

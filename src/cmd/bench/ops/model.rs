@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::model::Model;
+use crate::model::{Model, check_architecture};
 use crate::progress;
 use crate::synth::file::{self, Existing};
 use crate::synth::{Plan, Sample, Synth, presets};
@@ -69,6 +69,8 @@ impl Drop for Stand {
 fn preset(name: &str, seed: u64) -> Result<(String, Plan)> {
     let preset = presets::find(name)
         .ok_or_else(|| Error::usage("--preset", format!("`{name}` is not known")))?;
+    let arch = check_architecture(preset.shape.arch.name());
+    arch.map_err(|problem| Error::usage("--preset", format!("{name}: {problem}")))?;
     let title = format!("{} {}", preset.title, preset.mix.name());
     Ok((title, Synth::new(preset, None, None, seed).plan()))
 }
