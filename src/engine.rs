@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::exec::kv::{KvCache, KvShape, KvType};
 use crate::exec::residency::Residency;
 use crate::exec::run::{Executor, ExecutorOptions, Pass};
+use crate::exec::tuning::Tuning;
 use crate::gguf::Gguf;
 use crate::model::Model;
 use crate::model::hparams::HParams;
@@ -183,6 +184,11 @@ impl Engine {
     /// What lives where.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// Sizes and kinds of the kernels.
+    pub fn tuning(&self) -> &Tuning {
+        self.executor.tuning()
     }
 
     /// Waits for what loading left to the background: passes are as fast as they get from now on.

@@ -176,6 +176,38 @@ push_constants! {
         /// Grouped: pair q takes row q / x_div of x.
         x_div: u32,
     }
+    /// Matrix product for many rows of x, on matrix units.
+    MulMatCm = "mul_mat_cm" MUL_MAT_CM {
+        /// Address of the matrix (dense).
+        weights: u64,
+        /// Address of `u64[n_expert]`, the experts' matrices (grouped).
+        table: u64,
+        /// The second matrix of a gated activation (dense).
+        weights2: u64,
+        /// The second matrices of a gated activation (grouped).
+        table2: u64,
+        /// Address of `f32[n]`, or `f32[n_expert][n]`; `2 n` instead of `n` for a gated activation; 0 = none.
+        bias: u64,
+        /// Elements of a weight row, a multiple of 32.
+        k: u32,
+        /// Weight rows; of each matrix of a gated activation.
+        n: u32,
+        /// Rows of y.
+        m: u32,
+        /// Grouped: pair q takes row q / x_div of x.
+        x_div: u32,
+        /// Slope inside the sigmoid of `swiglu_oai`.
+        alpha: f32,
+        /// Clamp of `swiglu_oai`.
+        limit: f32,
+    }
+    /// Rows as f16 with a scale each.
+    HalfRows = "half_rows" HALF_ROWS {
+        /// Elements of a row, a multiple of 8.
+        n: u32,
+        /// Rows.
+        n_rows: u32,
+    }
 }
 
 push_constants! {

@@ -96,12 +96,18 @@ fn check_greedy(engine: &mut Engine, golden: &Golden) {
     assert_eq!(chosen, golden.greedy);
 }
 
+/// How near logits must come, whatever the tensor type: activations stay f32, or go through matrix units as
+/// f16. The logits' standard deviation is 1.7 to 3.3.
+fn tolerance(engine: &Engine) -> f32 {
+    if engine.tuning().matrix.is_some() { 0.02 } else { 1e-3 }
+}
+
 /// A model of one tensor type: prompts in one ubatch, then greedy decoding.
 fn check_type(name: &str) {
     let golden = golden(name);
     let mut engine = open(name, &options());
-    // Activations stay f32, so every type comes as near as F32 does.
-    check_prompts(&mut engine, &golden, 1e-3);
+    let tolerance = tolerance(&engine);
+    check_prompts(&mut engine, &golden, tolerance);
     check_greedy(&mut engine, &golden);
     assert_clean(engine.device().instance());
 }
@@ -138,7 +144,7 @@ fn every_ubatch_gives_the_same_model() {
         let mut engine = open("qwen3moe-q4_k", &EngineOptions { n_ubatch, ..options() });
         let rows = all_logits(&mut engine, &golden.prompt_tokens[3]);
         let off = max_difference(rows.last().unwrap(), &golden.last_logits[3]);
-        assert!(off <= 1e-3, "ubatch {n_ubatch}: off by {off}");
+        assert!(off <= tolerance(&engine), "ubatch {n_ubatch}: off by {off}");
         assert_clean(engine.device().instance());
     }
 }

@@ -262,6 +262,8 @@ pub(super) fn pass_shape(
     top: Option<u32>,
 ) -> PassShape {
     let output_rows = OUTPUT_BYTES / (u64::from(hp.n_vocab) * 4);
+    let n_pairs = u64::from(n_tokens) * u64::from(hp.experts.n_used);
+    let per_expert = n_pairs / u64::from(hp.experts.n_expert.max(1));
     PassShape {
         n_tokens,
         n_outputs,
@@ -269,7 +271,8 @@ pub(super) fn pass_shape(
         top,
         n_splits: tuning.attention_splits(&hp.attention, n_tokens, n_kv),
         group_from: tuning.group_from,
-        group_tile: tuning.mul_mat.bn,
+        group_tile: tuning.group_tile(per_expert.min(u64::from(u32::MAX)) as u32),
+        fusions: tuning.fusions(),
     }
 }
 

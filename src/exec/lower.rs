@@ -7,8 +7,8 @@ use super::residency::Residency;
 use super::tuning::Tuning;
 use crate::graph::scratch::Layout;
 use crate::graph::{
-    AttentionOp, Gating, GluOp, Graph, KvHalf, Op, PairGroups, RopeOp, RopePairing, RouterOp,
-    Routing, Shape, Tensor, Weight,
+    AttentionOp, Gating, GluOp, Graph, Half, Input, KvHalf, Op, PairGroups, RopeOp, RopePairing,
+    RouterOp, Routing, Shape, Tensor, Weight, WeightId,
 };
 use crate::push;
 use crate::stream::Streamer;
@@ -66,18 +66,31 @@ impl Lowering<'_> {
             }
             Op::RmsNorm { .. } => vec![self.rms_norm(op)],
             Op::MulMat { weights, bias, x, out } => {
-                vec![self.mul_mat(weights, self.residency.optional(bias), x, out)]
+                let bias = self.residency.optional(bias);
+                vec![match x {
+                    Input::Full(x) => self.mul_mat(weights, bias, x, out),
+                    Input::Half(x) => self.products(Products::new(weights, bias), x, out),
+                }]
             }
             Op::MulMatId { weights, bias, x, x_div, routing, out } => {
-                vec![self.mul_mat_id(
-                    weights,
-                    self.residency.optional(bias),
-                    x,
-                    x_div,
-                    routing,
-                    out,
-                )]
+                let bias = self.residency.optional(bias);
+                let grouped = Products::new(weights, bias).grouped(routing, x_div);
+                vec![match x {
+                    Input::Full(x) => self.mul_mat_id(weights, bias, x, x_div, routing, out),
+                    Input::Half(x) => self.products(grouped, x, out),
+                }]
             }
+            Op::GateUp { gate, up, glu, x, x_div, routing, out } => {
+                let products = Products { glu: Some((glu, up)), ..Products::new(gate, 0) };
+                vec![match (x, routing) {
+                    (Input::Half(x), Some(routing)) => {
+                        self.products(products.grouped(routing, x_div), x, out)
+                    }
+                    (Input::Half(x), None) => self.products(products, x, out),
+                    (Input::Full(_), _) => unreachable!("fused for matrix units only"),
+                }]
+            }
+            Op::HalfRows { x, out } => vec![self.half_rows(x, out)],
             Op::Rope { x, head_dim, rope } => vec![self.rope(x, head_dim, rope)],
             Op::KvStore { il, half, x, head_dim } => vec![self.kv_store(il, half, x, head_dim)],
             Op::Attention { il, attention, q, out, partial, n_splits } => {
@@ -86,9 +99,7 @@ impl Lowering<'_> {
             Op::Router { router, logits, ids, weights } => {
                 vec![self.router(router, logits, ids, weights)]
             }
-            Op::GroupPairs { ids, counts, groups, tile } => {
-                self.group_pairs(ids, counts, groups, tile)
-            }
+            Op::GroupPairs { ids, counts, groups } => self.group_pairs(ids, counts, groups),
             Op::Glu { glu, gate, up, out } => vec![self.glu(glu, gate, up, out)],
             Op::Combine { x, weights, out } => vec![self.combine(x, weights, out)],
             Op::CopyRows { x, first, out } => return vec![self.copy_rows(x, first, out)],
@@ -168,8 +179,7 @@ impl Lowering<'_> {
         out: Tensor,
     ) -> Launch {
         let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
-        let slot = self.streamer.and_then(|s| s.table(w.id));
-        let table = slot.unwrap_or_else(|| self.residency.table(w.id));
+        let table = self.table(w.id);
         let Some(groups) = routing.groups else {
             let t = self.tuning.mat_vec_id();
             let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &[t.local, 1, 1, t.rows]);
@@ -183,6 +193,81 @@ impl Lowering<'_> {
         let bindings = [x, y, self.bound(groups.pairs), self.bound(groups.tiles)];
         let n_tiles = self.shape(groups.tiles).rows;
         Launch::new(kernel, push, &bindings, UVec3::new(w.n.div_ceil(t.bm), n_tiles, 1))
+    }
+
+    /// Address of the table of an expert tensor's addresses: in slots, or where the experts stay.
+    fn table(&self, weight: WeightId) -> u64 {
+        let slot = self.streamer.and_then(|s| s.table(weight));
+        slot.unwrap_or_else(|| self.residency.table(weight))
+    }
+
+    fn half_rows(&self, x: Tensor, out: Half) -> Launch {
+        let Shape { rows: n_rows, cols: n } = self.shape(x);
+        let kernel = KernelKey::new::<push::HalfRows>(&[self.tuning.scan]);
+        let bindings = [x, out.rows, out.scales].map(|t| self.bound(t));
+        Launch::over(kernel, push::HalfRows { n, n_rows }, &bindings, n_rows.into())
+    }
+
+    /// Products of f16 rows, on matrix units.
+    fn products(&self, products: Products, x: Half, out: Tensor) -> Launch {
+        let Products { weights: w, bias, glu, grouped } = products;
+        let Shape { rows: m, cols: n } = self.shape(out);
+        let (Some(units), pairs) = (&self.tuning.matrix, grouped.map(|(groups, _)| groups)) else {
+            unreachable!("f16 rows are for matrix units")
+        };
+        let is_glu = glu.is_some();
+        let chosen = match pairs {
+            Some(groups) => units.grouped(groups.tile, is_glu),
+            None => units.dense(n, m, is_glu),
+        };
+        let Some(t) = chosen else { unreachable!("a device with matrix units has a tile") };
+        let (act, alpha, limit) = glu.map_or((0, 0.0, 0.0), |(glu, _)| glu_parts(glu));
+        let up = glu.and_then(|(_, up)| up);
+        let halves = match (glu, up) {
+            (None, _) => 0,
+            (Some(_), Some(_)) => 1,
+            (Some(_), None) => 2,
+        };
+        let [mm, mn, mk] = units.shape;
+        let spec = [
+            units.local_size(t),
+            u32::from(pairs.is_some()),
+            halves,
+            act,
+            t.bm,
+            t.bn,
+            t.bk,
+            t.warps_m,
+            t.warps_n,
+            mm,
+            mn,
+            mk,
+            u32::from(t.ahead),
+        ];
+        let (one, table): (fn(&Self, WeightId) -> u64, fn(&Self, WeightId) -> u64) = match pairs {
+            Some(_) => (|_, _| 0, Self::table),
+            None => (|s, w| s.residency.address(w), |_, _| 0),
+        };
+        let push = push::MulMatCm {
+            weights: one(self, w.id),
+            table: table(self, w.id),
+            weights2: up.map_or(0, |up| one(self, up.id)),
+            table2: up.map_or(0, |up| table(self, up.id)),
+            bias,
+            k: w.k,
+            n,
+            m,
+            x_div: grouped.map_or(1, |(_, x_div)| x_div),
+            alpha,
+            limit,
+        };
+        let (rows, y) = (self.bound(x.rows), self.bound(out));
+        let lists = pairs.map_or([rows; 2], |g| [self.bound(g.pairs), self.bound(g.tiles)]);
+        let bindings = [rows, y, lists[0], lists[1], self.bound(x.scales)];
+        let rows = if is_glu { t.bm / 2 } else { t.bm };
+        let columns = pairs.map_or(m.div_ceil(t.bn), |g| self.shape(g.tiles).rows);
+        let kernel = KernelKey::of_type::<push::MulMatCm>(w.ty, &spec);
+        Launch::new(kernel, push, &bindings, UVec3::new(n.div_ceil(rows), columns, 1))
     }
 
     fn rope(&self, x: Tensor, head_dim: u32, rope: RopeOp) -> Launch {
@@ -298,13 +383,7 @@ impl Lowering<'_> {
         Launch::over(KernelKey::new::<push::Router>(&spec), push, &bindings, n_tokens.into())
     }
 
-    fn group_pairs(
-        &self,
-        ids: Tensor,
-        counts: Tensor,
-        groups: PairGroups,
-        tile: u32,
-    ) -> Vec<Launch> {
+    fn group_pairs(&self, ids: Tensor, counts: Tensor, groups: PairGroups) -> Vec<Launch> {
         let n_pairs = self.shape(groups.pairs).rows;
         let n_expert = self.shape(counts).rows;
         let n_tiles_max = self.shape(groups.tiles).rows;
@@ -318,7 +397,7 @@ impl Lowering<'_> {
         );
         let sort = Launch::over(
             KernelKey::new::<push::ExpertSort>(&spec),
-            push::ExpertSort { n_pairs, n_expert, tile, n_tiles_max },
+            push::ExpertSort { n_pairs, n_expert, tile: groups.tile, n_tiles_max },
             &[ids, counts, self.bound(groups.pairs), self.bound(groups.tiles)],
             n_expert.into(),
         );
@@ -327,12 +406,7 @@ impl Lowering<'_> {
 
     fn glu(&self, glu: GluOp, gate: Tensor, up: Option<Tensor>, out: Tensor) -> Launch {
         let Shape { rows, cols } = self.shape(out);
-        let (op, alpha, limit) = match glu {
-            GluOp::Swiglu => (0, 0.0, 0.0),
-            GluOp::Geglu => (1, 0.0, 0.0),
-            GluOp::Reglu => (2, 0.0, 0.0),
-            GluOp::SwigluOai { alpha, limit } => (3, alpha, limit),
-        };
+        let (op, alpha, limit) = glu_parts(glu);
         let push = push::Glu { count: rows * cols, n: cols, alpha, limit };
         let bindings = [gate, up.unwrap_or(gate), out].map(|t| self.bound(t));
         let fused = u32::from(up.is_none());
@@ -386,6 +460,37 @@ impl Lowering<'_> {
         let local = self.tuning.elementwise;
         let spec: Vec<u32> = std::iter::once(local).chain(spec.iter().copied()).collect();
         Launch::over(KernelKey::new::<P>(&spec), push, bindings, items.div_ceil(local.into()))
+    }
+}
+
+/// Products of f16 rows with one matrix or two.
+struct Products {
+    weights: Weight,
+    /// Address of the bias; 0: none.
+    bias: u64,
+    /// The activation, and the second matrix unless both are in one.
+    glu: Option<(GluOp, Option<Weight>)>,
+    /// By expert, and pairs per row of x.
+    grouped: Option<(PairGroups, u32)>,
+}
+
+impl Products {
+    fn new(weights: Weight, bias: u64) -> Self {
+        Products { weights, bias, glu: None, grouped: None }
+    }
+
+    fn grouped(self, routing: Routing, x_div: u32) -> Self {
+        Products { grouped: routing.groups.map(|groups| (groups, x_div)), ..self }
+    }
+}
+
+/// An activation as shaders/include/glu.glsl numbers it, its slope and its clamp.
+fn glu_parts(glu: GluOp) -> (u32, f32, f32) {
+    match glu {
+        GluOp::Swiglu => (0, 0.0, 0.0),
+        GluOp::Geglu => (1, 0.0, 0.0),
+        GluOp::Reglu => (2, 0.0, 0.0),
+        GluOp::SwigluOai { alpha, limit } => (3, alpha, limit),
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod residency;
 pub mod kv;
+pub mod matrix;
 pub mod lower;
 pub mod tuning;
 pub mod attention;

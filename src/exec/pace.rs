@@ -68,14 +68,13 @@ pub fn cost(graph: &Graph, op: &Op, n_kv: u32) -> Cost {
     let (reads, writes) = op.access();
     let moved: u64 = reads.iter().chain(&writes).map(|&t| graph.shape(t).bytes()).sum();
     let (flops, weight_bytes) = match *op {
-        Op::MulMat { weights: w, out, .. } => {
+        Op::MulMat { out, .. } | Op::MulMatId { out, .. } | Op::GateUp { out, .. } => {
             let rows = f64::from(graph.shape(out).rows);
-            (2.0 * rows * f64::from(w.n) * f64::from(w.k), matrix_bytes(w))
-        }
-        Op::MulMatId { weights: w, out, .. } => {
-            let pairs = f64::from(graph.shape(out).rows);
-            let touched = pairs.min(f64::from(w.n_expert));
-            (2.0 * pairs * f64::from(w.n) * f64::from(w.k), touched * matrix_bytes(w))
+            op.weights().fold((0.0, 0.0), |(flops, bytes), w| {
+                let touched = rows.min(f64::from(w.n_expert));
+                let elements = f64::from(w.n) * f64::from(w.k);
+                (flops + 2.0 * rows * elements, bytes + touched * matrix_bytes(w))
+            })
         }
         Op::Attention { attention: a, q, .. } => {
             let n_tokens = graph.shape(q).rows;

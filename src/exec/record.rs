@@ -11,7 +11,7 @@ use super::profile::{ComputeMark, CopyTimes, Marks};
 use super::run::{Pass, RESULTS_OFFSET, Workspace};
 use crate::error::Result;
 use crate::graph::scratch::Layout;
-use crate::graph::{Graph, Op, Tensor};
+use crate::graph::{Graph, Op};
 use crate::stream::Streamer;
 use crate::vk::{Binding, Commands, Lane, Point, Recorder, Replay};
 use glam::UVec3;
@@ -94,13 +94,13 @@ impl<'a> Recording<'a> {
             if expected > pace::TARGET_NS && self.estimate_ns > 0.0 {
                 self.flush()?;
             }
-            let streamed = self.streamed_use(op);
-            if let Some(index) = streamed {
+            let streamed = self.streamed_uses(op);
+            for &index in &streamed {
                 self.before_read(i, index)?;
             }
             self.op(op, steps, estimate_ns)?;
-            if streamed.is_some() {
-                self.after_read()?;
+            if !streamed.is_empty() {
+                self.after_read(streamed.len())?;
             }
         }
         self.results()?;
@@ -111,15 +111,18 @@ impl<'a> Recording<'a> {
         Ok((Recorded { segments: self.segments, marks: self.marks.into_marks() }, points))
     }
 
-    /// The use of a streamed tensor that this op is.
-    fn streamed_use(&mut self, op: &Op) -> Option<usize> {
-        let weight = op.weights()?;
-        if let Some(il) = self.pass.model.weights[weight.id.0 as usize].layer {
-            self.il = Some(il);
+    /// The uses of streamed tensors that this op is, ascending.
+    fn streamed_uses(&mut self, op: &Op) -> Vec<usize> {
+        let mut uses = Vec::new();
+        for weight in op.weights() {
+            if let Some(il) = self.pass.model.weights[weight.id.0 as usize].layer {
+                self.il = Some(il);
+            }
+            let Some(streamer) = &self.streamer else { continue };
+            self.reads_host |= streamer.is_direct(weight.id);
+            uses.extend(streamer.use_of(weight.id));
         }
-        let streamer = self.streamer.as_ref()?;
-        self.reads_host |= streamer.is_direct(weight.id);
-        streamer.use_of(weight.id)
+        uses
     }
 
     /// Ends the submission before a kernel that reads a slot, and makes the next wait for its copy.
@@ -135,14 +138,14 @@ impl<'a> Recording<'a> {
         Ok(())
     }
 
-    /// Ends the submission that reads a slot: its point frees the slot.
-    fn after_read(&mut self) -> Result<()> {
+    /// Ends the submission that reads slots: its point frees them.
+    fn after_read(&mut self, n_uses: usize) -> Result<()> {
         self.flush()?;
         let Sink::Submit(points) = &self.sink else {
             unreachable!("passes that move experts are submitted as they are recorded")
         };
         if let (Some(&point), Some(streamer)) = (points.last(), &mut self.streamer) {
-            streamer.read(point);
+            (0..n_uses).for_each(|_| streamer.read(point));
         }
         self.advance()
     }
@@ -157,7 +160,7 @@ impl<'a> Recording<'a> {
 
     /// Waits for the router and tells the streamer which experts it chose.
     fn read_routing(&mut self, op: usize, index: usize) -> Result<()> {
-        let Some(ids) = routing_ids(&self.graph.ops[op]) else { return Ok(()) };
+        let Some(ids) = self.graph.ops[op].routing().map(|r| r.ids) else { return Ok(()) };
         let (offset, bytes) = (self.layout.offsets[ids.0 as usize], self.graph.shape(ids).bytes());
         let workspace = self.workspace;
         let recorder = self.recorder()?;
@@ -175,8 +178,9 @@ impl<'a> Recording<'a> {
         workspace.routing.read(0, bytemuck::cast_slice_mut(&mut chosen))?;
         let n = self.graph.ops[op..]
             .iter()
-            .filter(|later| routing_ids(later) == Some(ids))
-            .filter_map(|later| self.streamer.as_ref()?.use_of(later.weights()?.id))
+            .filter(|later| later.routing().is_some_and(|r| r.ids == ids))
+            .flat_map(Op::weights)
+            .filter_map(|weight| self.streamer.as_ref()?.use_of(weight.id))
             .count();
         if let Some(streamer) = &mut self.streamer {
             streamer.routed(index, n, &chosen);
@@ -323,17 +327,9 @@ impl Workspace {
     }
 }
 
-/// The expert ids that an op goes by.
-fn routing_ids(op: &Op) -> Option<Tensor> {
-    match op {
-        Op::MulMatId { routing, .. } => Some(routing.ids),
-        _ => None,
-    }
-}
-
 /// How an op is called in a trace: by its weight, or by layer and kind.
 fn op_label(op: &Op, model: &crate::model::Model, il: Option<u32>) -> String {
-    if let Some(weight) = op.weights() {
+    if let Some(weight) = op.weights().next() {
         let name = &model.weights[weight.id.0 as usize].name;
         return name.strip_suffix(".weight").unwrap_or(name).to_string();
     }

@@ -324,10 +324,11 @@ impl Workspace {
 
 /// Time per expert tensor in which a pass does other things than multiply with experts.
 fn idle_ns(graph: &Graph, pace: &Pace, n_kv: u32) -> f64 {
-    let is_expert = |op: &&Op| matches!(op, Op::MulMatId { .. });
-    let n_expert_ops = graph.ops.iter().filter(is_expert).count().max(1);
+    let is_expert = |op: &&Op| op.routing().is_some();
+    let experts = graph.ops.iter().filter(is_expert).flat_map(Op::weights);
+    let n_expert_tensors = experts.count().max(1);
     let others = graph.ops.iter().filter(|op| !is_expert(op));
     let estimate_ns: f64 = others.map(|op| pace::estimate_ns(graph, op, n_kv)).sum();
     let dispatches_ns = graph.ops.len() as f64 * DISPATCH_NS;
-    (pace.expected_ns(estimate_ns) + dispatches_ns) / n_expert_ops as f64
+    (pace.expected_ns(estimate_ns) + dispatches_ns) / n_expert_tensors as f64
 }

@@ -5,6 +5,8 @@
 
 use super::attention::{self, AttentionShape, AttentionTile};
 use super::grid;
+use super::matrix::MatrixUnits;
+use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
 use crate::vk::{DeviceInfo, DeviceKind};
 use glam::UVec3;
@@ -34,6 +36,8 @@ pub struct Tuning {
     pub group_from: u32,
     /// Share of the bus that the grouped product gets when it reads experts in host memory.
     grouped_host_read_share: f64,
+    /// What products of many rows run on, if not on the plain units.
+    pub matrix: Option<MatrixUnits>,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -92,6 +96,11 @@ impl MatVec {
 impl Tuning {
     /// The sizes for a device.
     pub fn new(info: &DeviceInfo) -> Self {
+        Tuning { matrix: matrix_units(info), ..Self::plain(info) }
+    }
+
+    /// Without matrix units.
+    fn plain(info: &DeviceInfo) -> Self {
         let subgroup = info.subgroup.default;
         match info.kind {
             DeviceKind::Cpu => Tuning {
@@ -104,6 +113,7 @@ impl Tuning {
                 mat_vec_max: 32,
                 group_from: 33,
                 grouped_host_read_share: 1.0,
+                matrix: None,
             },
             _ => Tuning {
                 subgroup,
@@ -116,8 +126,19 @@ impl Tuning {
                 group_from: 9,
                 // H200: 20 of 49 GB/s, too few loads in flight.
                 grouped_host_read_share: 0.4,
+                matrix: None,
             },
         }
+    }
+
+    /// What passes of `n_tokens` do in one op.
+    pub fn fusions(&self) -> Fusions {
+        Fusions { half_from: self.matrix.map(|_| self.mat_vec_max + 1), gate_up_to: 0 }
+    }
+
+    /// Pairs per tile of the grouped product, of experts with so many pairs on average.
+    pub fn group_tile(&self, per_expert: u32) -> u32 {
+        self.matrix.map_or(self.mul_mat.bn, |units| units.group_tile(per_expert))
     }
 
     /// Workgroup size and rows per workgroup of a norm over rows of `n`.
@@ -159,6 +180,20 @@ impl Tuning {
     /// Tile of attention.
     pub fn attention(&self, shape: AttentionShape) -> AttentionTile {
         shape.tile(self.subgroup)
+    }
+}
+
+/// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat` or `f32`.
+const MATRIX_VARIABLE: &str = "VKMOE_MATRIX";
+
+/// The device's matrix units, if products are to use them. A CPU's are as slow as its other units.
+fn matrix_units(info: &DeviceInfo) -> Option<MatrixUnits> {
+    let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
+    match wanted.as_str() {
+        "coopmat" => MatrixUnits::new(info),
+        "f32" => None,
+        _ if info.kind == DeviceKind::Cpu => None,
+        _ => MatrixUnits::new(info),
     }
 }
 

@@ -5,6 +5,7 @@
 //! All tensors are row-major matrices of 32-bit values: `[rows][cols]`, a row per token (or per
 //! token and head, or per pair of token and used expert).
 
+pub mod fuse;
 pub mod scratch;
 
 use crate::gguf::GgmlType;
@@ -165,6 +166,14 @@ pub struct Routing {
     pub groups: Option<PairGroups>,
 }
 
+impl Routing {
+    /// The tensors by which products go.
+    fn tensors(&self) -> impl Iterator<Item = Tensor> + use<> {
+        let groups = self.groups.map(|g| [g.pairs, g.tiles]);
+        std::iter::once(self.ids).chain(groups.into_iter().flatten())
+    }
+}
+
 /// Pairs grouped by expert, and the tiles of the grouped matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairGroups {
@@ -172,6 +181,36 @@ pub struct PairGroups {
     pub pairs: Tensor,
     /// `[n_tiles][3]`: expert, first, count.
     pub tiles: Tensor,
+    /// Pairs per tile.
+    pub tile: u32,
+}
+
+/// Rows as f16 for matrix units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Half {
+    /// `[rows][k / 2]`: two values each.
+    pub rows: Tensor,
+    /// `[rows][1]`: what a row must be multiplied by, f32.
+    pub scales: Tensor,
+}
+
+/// What a product multiplies with: rows of f32, or the same as f16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// f32
+    Full(Tensor),
+    /// f16
+    Half(Half),
+}
+
+impl Input {
+    /// The tensors that it is.
+    fn tensors(self) -> Vec<Tensor> {
+        match self {
+            Input::Full(x) => vec![x],
+            Input::Half(h) => vec![h.rows, h.scales],
+        }
+    }
 }
 
 /// One step of a forward pass.
@@ -210,7 +249,7 @@ pub enum Op {
         /// `[n]`, f32.
         bias: Option<WeightId>,
         /// `[rows][k]`
-        x: Tensor,
+        x: Input,
         /// `[rows][n]`
         out: Tensor,
     },
@@ -221,13 +260,37 @@ pub enum Op {
         /// `[n_expert][n]`, f32.
         bias: Option<WeightId>,
         /// `[n_tokens][k]` (`x_div` = used experts) or `[n_pairs][k]` (`x_div` = 1).
-        x: Tensor,
+        x: Input,
         /// Pairs per row of x.
         x_div: u32,
         /// Who goes where.
         routing: Routing,
         /// `[n_pairs][n]`
         out: Tensor,
+    },
+    /// The first half of a feed-forward block: out = act(gate · x) * (up · x), per row or pair.
+    GateUp {
+        /// `[n][k]` or `[n_expert][n][k]`; without `up` both, `[2 n][k]`, gate first.
+        gate: Weight,
+        /// As gate.
+        up: Option<Weight>,
+        /// The activation.
+        glu: GluOp,
+        /// `[rows][k]`
+        x: Input,
+        /// Pairs per row of x.
+        x_div: u32,
+        /// Who goes where; `None` for a dense block.
+        routing: Option<Routing>,
+        /// `[rows][n]` or `[n_pairs][n]`
+        out: Tensor,
+    },
+    /// Rows as f16, each with a scale.
+    HalfRows {
+        /// `[rows][k]`
+        x: Tensor,
+        /// The same.
+        out: Half,
     },
     /// Rotation of x in place, by the positions of its rows.
     Rope {
@@ -283,8 +346,6 @@ pub enum Op {
         counts: Tensor,
         /// The groups.
         groups: PairGroups,
-        /// Pairs per tile.
-        tile: u32,
     },
     /// out = act(gate) * up.
     Glu {
@@ -340,14 +401,15 @@ impl Op {
             Op::GetRows { ids, out, .. } => (vec![ids], vec![out]),
             Op::RmsNorm { x, residual: None, out, .. } => (vec![x], vec![out]),
             Op::RmsNorm { x, residual: Some((r, sum)), out, .. } => (vec![x, r], vec![sum, out]),
-            Op::MulMat { x, out, .. } => (vec![x], vec![out]),
+            Op::MulMat { x, out, .. } => (x.tensors(), vec![out]),
             Op::MulMatId { x, routing, out, .. } => {
-                let groups = routing.groups.map(|g| [g.pairs, g.tiles]);
-                (
-                    [x, routing.ids].into_iter().chain(groups.into_iter().flatten()).collect(),
-                    vec![out],
-                )
+                (x.tensors().into_iter().chain(routing.tensors()).collect(), vec![out])
             }
+            Op::GateUp { x, routing, out, .. } => {
+                let routing = routing.iter().flat_map(|r| r.tensors());
+                (x.tensors().into_iter().chain(routing).collect(), vec![out])
+            }
+            Op::HalfRows { x, out } => (vec![x], vec![out.rows, out.scales]),
             Op::Rope { x, .. } => (vec![x], vec![x]),
             Op::KvStore { x, .. } => (vec![x], vec![]),
             Op::Attention { q, out, partial, .. } => {
@@ -372,6 +434,8 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::MulMat { .. } => "mul_mat",
             Op::MulMatId { .. } => "mul_mat_id",
+            Op::GateUp { .. } => "gate_up",
+            Op::HalfRows { .. } => "half_rows",
             Op::Rope { .. } => "rope",
             Op::KvStore { .. } => "kv_store",
             Op::Attention { .. } => "attention",
@@ -385,12 +449,23 @@ impl Op {
         }
     }
 
-    /// The weight matrix that the op multiplies with or looks up, if any.
-    pub fn weights(&self) -> Option<Weight> {
-        match *self {
+    /// The weight matrices that the op multiplies with or looks up, in the order of the file.
+    pub fn weights(&self) -> impl Iterator<Item = Weight> + use<> {
+        let (first, second) = match *self {
             Op::GetRows { weights, .. }
             | Op::MulMat { weights, .. }
-            | Op::MulMatId { weights, .. } => Some(weights),
+            | Op::MulMatId { weights, .. } => (Some(weights), None),
+            Op::GateUp { gate, up, .. } => (Some(gate), up),
+            _ => (None, None),
+        };
+        first.into_iter().chain(second)
+    }
+
+    /// By whose choice of experts the op goes, if any.
+    pub fn routing(&self) -> Option<Routing> {
+        match *self {
+            Op::MulMatId { routing, .. } => Some(routing),
+            Op::GateUp { routing, .. } => routing,
             _ => None,
         }
     }
@@ -428,7 +503,7 @@ impl Graph {
     pub fn mul_mat(&mut self, weights: Weight, bias: Option<WeightId>, x: Tensor) -> Tensor {
         debug_assert_eq!(self.shape(x).cols, weights.k);
         let out = self.tensor(self.shape(x).rows, weights.n);
-        self.push(Op::MulMat { weights, bias, x, out });
+        self.push(Op::MulMat { weights, bias, x: Input::Full(x), out });
         out
     }
 

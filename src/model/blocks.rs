@@ -5,7 +5,8 @@ use super::hparams::{AttentionParams, ExpertParams, HParams};
 use super::{PassShape, weights::WeightLoader};
 use crate::error::Result;
 use crate::graph::{
-    AttentionOp, GluOp, Graph, KvHalf, Op, PairGroups, RouterOp, Routing, Tensor, Weight, WeightId,
+    AttentionOp, GluOp, Graph, Input, KvHalf, Op, PairGroups, RouterOp, Routing, Tensor, Weight,
+    WeightId,
 };
 
 /// One transformer layer: attention, then a feed-forward block, each after a norm.
@@ -224,7 +225,7 @@ impl MoeFfn {
         let n_pairs = pass.n_tokens * p.n_used;
         let product = |g: &mut Graph, weights: Weight, x, x_div| {
             let out = g.tensor(n_pairs, weights.n);
-            g.push(Op::MulMatId { weights, bias: None, x, x_div, routing, out });
+            g.push(Op::MulMatId { weights, bias: None, x: Input::Full(x), x_div, routing, out });
             out
         };
         let gate = product(g, self.gate, x, p.n_used);
@@ -278,8 +279,9 @@ fn route(
         let n_pairs = pass.n_tokens * p.n_used;
         let n_tiles = n_pairs.div_ceil(pass.group_tile) + p.n_expert.min(n_pairs);
         let counts = g.tensor(p.n_expert, 1);
-        let groups = PairGroups { pairs: g.tensor(n_pairs, 1), tiles: g.tensor(n_tiles, 3) };
-        g.push(Op::GroupPairs { ids, counts, groups, tile: pass.group_tile });
+        let (pairs, tiles) = (g.tensor(n_pairs, 1), g.tensor(n_tiles, 3));
+        let groups = PairGroups { pairs, tiles, tile: pass.group_tile };
+        g.push(Op::GroupPairs { ids, counts, groups });
         groups
     });
     Routing { ids, weights, n_used: p.n_used, groups }

@@ -12,6 +12,7 @@ pub mod weights;
 
 use crate::error::Result;
 use crate::gguf::Gguf;
+use crate::graph::fuse::{Fusions, fuse};
 use crate::graph::{Graph, Op, Tensor, Weight, WeightId};
 use blocks::Layer;
 use hparams::HParams;
@@ -71,6 +72,8 @@ pub struct PassShape {
     pub group_from: u32,
     /// Pairs per tile of the grouped product.
     pub group_tile: u32,
+    /// What the device's kernels do in one.
+    pub fusions: Fusions,
 }
 
 impl Model {
@@ -105,7 +108,7 @@ impl Model {
             (x, delta) = layer.build(&mut g, il as u32, &self.hparams, pass, x, delta);
         }
         self.head(&mut g, pass, x, delta);
-        g
+        fuse(g, pass.fusions)
     }
 
     /// Final norm and logits of the last `n_outputs` tokens, `output_rows` at a time.

@@ -29,10 +29,7 @@ pub fn host_tensors(
     places: &[Place],
     graph: &Graph,
 ) -> Vec<HostTensor> {
-    let used = graph.ops.iter().filter_map(|op| match op {
-        Op::MulMatId { weights, .. } => Some(weights.id),
-        _ => None,
-    });
+    let used = graph.ops.iter().flat_map(Op::weights).map(|w| w.id);
     let streamed = used.filter_map(|id| {
         let (w, place) = (&weights[id.0 as usize], places[id.0 as usize]);
         is_streamed(w, place).then_some((id, w))

@@ -95,7 +95,7 @@ impl Streamer {
             settled: parts.pins.is_none(),
             slots: None,
             no_prefetch: false,
-            rotation: Rotation::new(parts.n_slots.max(1)),
+            rotation: Rotation::new(parts.n_slots.max(MIN_SLOTS)),
             ring: None,
             speeds: Speeds::new(parts.link_gbps.unwrap_or(LINK_GBPS)),
             access: vec![Access::Direct; n],
@@ -137,8 +137,7 @@ impl Streamer {
     }
 
     fn decide(&mut self, n_tokens: u32, outlook: Option<Outlook>) {
-        let n_slots = self.slots.as_ref().map_or(self.parts.n_slots, Slots::n);
-        let prefetch = n_slots >= MIN_SLOTS && !self.no_prefetch && outlook.is_some();
+        let prefetch = self.parts.n_slots > 0 && !self.no_prefetch && outlook.is_some();
         for (tensor, t) in self.parts.tensors.iter().enumerate() {
             let gate = Gate {
                 readable: self.readable[tensor],
@@ -328,8 +327,8 @@ impl Streamer {
         Ok(())
     }
 
-    /// Allocates the slots: as many as wanted, or fewer. What is not pinned needs one at least, if need be
-    /// in host memory; what is pinned, kernels can read where it is.
+    /// Allocates the slots: as many as wanted, or fewer. What is not pinned needs two at least, since a kernel
+    /// may read gate and up, if need be in host memory; what is pinned, kernels can read where it is.
     fn reserve_slots(&mut self) -> Result<()> {
         if self.slots.is_some() {
             return Ok(());
@@ -337,16 +336,15 @@ impl Streamer {
         let device = &self.parts.device;
         let limit = device.info().limits.allocated_buffer_bytes();
         let mut layout = SlotLayout::new(&self.parts.tensors, limit);
-        let wanted = self.parts.n_slots.max(1);
+        let wanted = self.parts.n_slots.max(MIN_SLOTS);
         let is_must = self.pinned.iter().any(Option::is_none);
-        let least = if is_must { 1 } else { MIN_SLOTS };
-        let of_device = (least..=wanted).rev().map(|n| (n, MemoryKind::Device));
-        for (n, kind) in of_device.chain(is_must.then_some((1, MemoryKind::HostRead))) {
+        let of_device = (MIN_SLOTS..=wanted).rev().map(|n| (n, MemoryKind::Device));
+        for (n, kind) in of_device.chain(is_must.then_some((MIN_SLOTS, MemoryKind::HostRead))) {
             match Slots::new(device, layout, n, kind) {
                 Ok(slots) => {
                     tell_fewer(wanted, n, kind);
                     self.rotation = Rotation::new(n);
-                    self.no_prefetch = n < MIN_SLOTS;
+                    self.no_prefetch = kind != MemoryKind::Device;
                     self.slots = Some(slots);
                     return Ok(());
                 }
@@ -360,8 +358,8 @@ impl Streamer {
             return Ok(());
         }
         Err(Error::OutOfMemory {
-            what: "one staging slot".into(),
-            needed_bytes: layout.bytes(),
+            what: format!("{MIN_SLOTS} staging slots"),
+            needed_bytes: u64::from(MIN_SLOTS) * layout.bytes(),
             available_bytes: 0,
             hint: "; a smaller context (-c) or ubatch (-ub) leaves room".into(),
         })
@@ -418,13 +416,13 @@ impl Streamer {
 fn tell_fewer(wanted: u32, n: u32, kind: MemoryKind) {
     match (n, kind) {
         _ if n == wanted && kind == MemoryKind::Device => {}
-        (0 | 1, MemoryKind::Device) => {
+        (0, MemoryKind::Device) => {
             log::warn!("no memory for {wanted} staging slots: experts are not prefetched");
         }
         (_, MemoryKind::Device) => {
             log::warn!("no memory for {wanted} staging slots: {n} are used");
         }
-        _ => log::warn!("no device memory for a staging slot: it is in host memory"),
+        _ => log::warn!("no device memory for staging slots: they are in host memory"),
     }
 }
 

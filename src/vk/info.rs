@@ -63,6 +63,25 @@ impl DeviceInfo {
         self.pipeline_cache_uuid.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
+    /// The matrix shape that kernels use: f16 times f16 into f32, of one subgroup; the largest up to 16×16×16.
+    /// `None`: no usable matrix units.
+    pub fn half_matrix(&self) -> Option<MatrixShape> {
+        use vk::ComponentTypeKHR as Type;
+        let has = &self.optional;
+        if !(has.cooperative_matrix && has.float16 && has.vulkan_memory_model) {
+            return None;
+        }
+        let usable = |s: &&MatrixShape| {
+            (s.a, s.b, s.c, s.result)
+                == (Type::FLOAT16, Type::FLOAT16, Type::FLOAT32, Type::FLOAT32)
+                && s.scope == vk::ScopeKHR::SUBGROUP
+                && s.m.max(s.n).max(s.k) <= 16
+                && s.k.is_multiple_of(8)
+                && s.m.is_multiple_of(4)
+        };
+        self.matrix_shapes.iter().filter(usable).max_by_key(|s| s.m * s.n * s.k).copied()
+    }
+
     pub(super) fn has_extension(&self, name: &CStr) -> bool {
         self.extensions.iter().any(|other| other.as_c_str() == name)
     }

@@ -11,8 +11,8 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use vkmoe::push::{PushConstants, module};
 use vkmoe::vk::{
-    Binding, Buffer, Device, DeviceOptions, Instance, InstanceOptions, Lane, MemoryKind, Pipeline,
-    PipelineInfo, Recorder, Replay, Subgroups, Validation, choose,
+    Binding, Buffer, Device, DeviceInfo, DeviceOptions, Instance, InstanceOptions, Lane,
+    MemoryKind, Pipeline, PipelineInfo, Recorder, Replay, Subgroups, Validation, choose,
 };
 
 /// Bytes that decoders may read past the last row.
@@ -85,6 +85,11 @@ impl Gpu {
     /// Subgroups of a workgroup of this size.
     pub(crate) fn subgroups(&self, workgroup: u32) -> u32 {
         workgroup.div_ceil(self.device.info().subgroup.default)
+    }
+
+    /// What the device is.
+    pub(crate) fn info(&self) -> &DeviceInfo {
+        self.device.info()
     }
 
     /// A buffer that holds `data`; no data: four bytes, for bindings that nobody reads.

@@ -101,7 +101,7 @@ fn grouped(case: Case, n_expert: usize, x_div: usize) {
 }
 
 /// Pairs by expert, and tiles {expert, first, count} of them, the last being empty.
-fn sort(ids: &[u32], n_expert: usize, tile: u32) -> (Vec<u32>, Vec<[u32; 3]>) {
+pub(crate) fn sort(ids: &[u32], n_expert: usize, tile: u32) -> (Vec<u32>, Vec<[u32; 3]>) {
     let (mut pairs, mut tiles) = (Vec::new(), Vec::new());
     for e in 0..n_expert as u32 {
         let first = pairs.len() as u32;

@@ -22,6 +22,8 @@ pub(crate) struct Operands {
     pub(crate) weights: u64,
     /// Address of the experts' addresses; 0 without experts.
     pub(crate) table: u64,
+    /// The experts' addresses.
+    pub(crate) addresses: Vec<u64>,
     /// Address, or 0.
     pub(crate) bias: u64,
     pub(crate) x: Vec<f32>,
@@ -45,6 +47,7 @@ impl Operands {
         Operands {
             weights: weights.address(),
             table: 0,
+            addresses: Vec::new(),
             bias: if shape.bias { bias_buffer.address() } else { 0 },
             expected: x.chunks_exact(k).flat_map(|x| mul_mat_row(&w, x, &bias)).collect(),
             ids: Vec::new(),
@@ -76,6 +79,7 @@ impl Operands {
         Operands {
             weights: 0,
             table: table.address(),
+            addresses,
             bias: if shape.bias { bias_buffer.address() } else { 0 },
             expected: ids.iter().enumerate().flat_map(pair).collect(),
             ids,

@@ -20,6 +20,10 @@ pub(crate) struct Sum {
 }
 
 impl Sum {
+    pub(crate) fn scaled(self, factor: f64) -> Self {
+        Sum { value: self.value * factor, magnitude: self.magnitude * factor }
+    }
+
     fn add(&mut self, term: f64) {
         self.value += term;
         self.magnitude += term.abs();

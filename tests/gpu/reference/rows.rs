@@ -1,4 +1,4 @@
-//! Twins of the kernels that work row by row: rms_norm, rope, glu, top_logits.
+//! Twins of the kernels that work row by row: rms_norm, rope, glu, half_rows, top_logits.
 
 /// One row: s / sqrt(mean(s^2) + eps) * weight.
 pub(crate) fn rms_norm(row: &[f32], weight: Option<&[f32]>, eps: f32) -> Vec<f64> {
@@ -40,7 +40,7 @@ pub(crate) fn rope(
     out
 }
 
-/// One element; `op` as in shaders/glu.comp.
+/// One element; `op` as in shaders/include/glu.glsl.
 pub(crate) fn glu(op: u32, gate: f32, up: f32, alpha: f32, limit: f32) -> f64 {
     let (g, u) = (f64::from(gate), f64::from(up));
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
@@ -57,6 +57,13 @@ pub(crate) fn glu(op: u32, gate: f32, up: f32, alpha: f32, limit: f32) -> f64 {
             g * sigmoid(f64::from(alpha) * g) * (u + 1.0)
         }
     }
+}
+
+/// A row times a power of two that brings its largest magnitude into [2^14, 2^15), and what undoes it.
+pub(crate) fn half_rows(row: &[f32]) -> (Vec<f64>, f32) {
+    let most = row.iter().fold(0f64, |most, &x| most.max(f64::from(x).abs()));
+    let scale = 2f64.powi(14 - most.log2().floor() as i32);
+    (row.iter().map(|&x| f64::from(x) * scale).collect(), (1.0 / scale) as f32)
 }
 
 /// The k largest of a row and where they are; `None` where the row has too few numbers.
