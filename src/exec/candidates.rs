@@ -1,19 +1,61 @@
 //! Sizes that a device might do better with than with those of its table: what `vkmoe bench --ops
 //! --tiles` tries, and where entries of [`Tuning`]'s tables come from.
 
+use super::matrix::{MatrixTile, tile};
 use super::tuning::{MulMatTile, Tuning};
 use crate::vk::{DeviceInfo, DeviceKind};
 
 /// The tuning with other sizes, one a time.
 pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
-    let with = |mul_mat: MulMatTile| {
+    let with = |change: &dyn Fn(&mut Tuning)| {
         let mut other = *tuning;
-        other.mul_mat = mul_mat;
+        change(&mut other);
         other
     };
-    let fits = |tile: &MulMatTile| fits(tile, info) && *tile != tuning.mul_mat;
-    mul_mat_tiles(info.kind).into_iter().filter(fits).map(with).collect()
+    let mut others = Vec::new();
+    if let Some(units) = tuning.matrix {
+        let tiles = MATRIX_TILES.iter().filter_map(|tile| units.only(tile));
+        others.extend(tiles.map(|only| with(&|t| t.matrix = Some(only))));
+        // Without the units, with the tile of the table.
+        others.push(with(&|t| t.matrix = None));
+    } else {
+        let tiles = mul_mat_tiles(info.kind).into_iter().filter(|tile| fits(tile, info));
+        others.extend(tiles.map(|tile| with(&|t| t.mul_mat = tile)));
+    }
+    others.retain(|other| other != tuning);
+    others
 }
+
+/// Weight rows, rows of x, and subgroups along each.
+const MATRIX_SHAPES: [[u32; 4]; 14] = [
+    [32, 32, 2, 1],
+    [64, 32, 2, 1],
+    [64, 64, 2, 2],
+    [64, 128, 2, 2],
+    [64, 128, 2, 4],
+    [128, 32, 4, 1],
+    [128, 64, 2, 2],
+    [128, 64, 4, 2],
+    [128, 128, 2, 2],
+    [128, 128, 4, 2],
+    [128, 128, 4, 4],
+    [128, 256, 4, 4],
+    [256, 64, 4, 2],
+    [256, 128, 4, 4],
+];
+
+/// Tiles for matrix units: every shape at two depths, fetched ahead or not.
+static MATRIX_TILES: [MatrixTile; 4 * MATRIX_SHAPES.len()] = {
+    let mut tiles = [tile(0, 0, 0, 0, 0, false); 4 * MATRIX_SHAPES.len()];
+    let mut i = 0;
+    while i < tiles.len() {
+        let [bm, bn, warps_m, warps_n] = MATRIX_SHAPES[i / 4];
+        tiles[i] =
+            tile(bm, bn, if i % 4 < 2 { 32 } else { 64 }, warps_m, warps_n, i.is_multiple_of(2));
+        i += 1;
+    }
+    tiles
+};
 
 /// Tiles of the matrix product without matrix units. A CPU gets few: it takes a second to compile each.
 fn mul_mat_tiles(kind: DeviceKind) -> Vec<MulMatTile> {
@@ -47,19 +89,39 @@ fn fits(tile: &MulMatTile, info: &DeviceInfo) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::matrix::MatrixUnits;
 
-    #[test]
-    fn every_candidate_fits_and_differs() {
+    fn info() -> DeviceInfo {
         let mut info = DeviceInfo::default();
         info.subgroup.default = 32;
         info.limits.workgroup_invocations = 1024;
-        info.limits.shared_bytes = 32 << 10;
-        let tuning = Tuning::new(&info);
-        let found = candidates(&tuning, &info);
+        info.limits.shared_bytes = 48 << 10;
+        info
+    }
+
+    #[test]
+    fn every_candidate_fits_and_differs() {
+        let mut tuning = Tuning::new(&info());
+        tuning.matrix = None;
+        let found = candidates(&tuning, &info());
         assert!(found.len() > 10);
         for (i, other) in found.iter().enumerate() {
-            assert!(fits(&other.mul_mat, &info) && *other != tuning);
+            assert!(fits(&other.mul_mat, &info()) && *other != tuning);
             assert!(found[..i].iter().all(|earlier| earlier != other));
+        }
+    }
+
+    #[test]
+    fn tiles_of_matrix_units_do_everything() {
+        let units = MatrixUnits::made_up([16, 16, 16], 32, 48 << 10);
+        let mut tuning = Tuning::new(&info());
+        tuning.matrix = Some(units);
+        let found = candidates(&tuning, &info());
+        assert!(found.len() > 20);
+        for units in found.iter().filter_map(|other| other.matrix) {
+            for is_glu in [false, true] {
+                assert_eq!(units.candidates(is_glu).count(), 1);
+            }
         }
     }
 }

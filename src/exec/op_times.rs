@@ -136,13 +136,18 @@ impl<'a> List<'a> {
         let mut known: HashMap<Key, usize> = HashMap::new();
         let mut il = None;
         for op in &graph.ops {
-            let weight = named_weight(op).map(|id| &pass.model.weights[id.0 as usize]);
-            il = match (weight, op) {
+            let weights = named_weights(op);
+            let weights: Vec<_> =
+                weights.iter().map(|w| &pass.model.weights[w.0 as usize]).collect();
+            il = match (weights.first(), op) {
                 (Some(weight), _) => weight.layer,
                 (None, Op::CopyRows { .. }) => None, // only what follows the layers does that
                 _ => il,
             };
-            let name = weight.map_or_else(|| op.name().to_owned(), short_name);
+            let name = match weights.as_slice() {
+                [] => op.name().to_owned(),
+                weights => weights.iter().map(|w| short_name(w)).collect::<Vec<_>>().join("+"),
+            };
             for (i, step) in lowering.steps(op).into_iter().enumerate() {
                 // What an op has to do is done by its first launch, but for what prepares or joins.
                 let cost = (i == 0).then(|| pace::cost(graph, op, n_kv(pass)));
@@ -377,19 +382,22 @@ impl Batch<'_> {
     }
 }
 
-/// The weight that an op is called by.
-fn named_weight(op: &Op) -> Option<WeightId> {
+/// The weights that an op is called by.
+fn named_weights(op: &Op) -> Vec<WeightId> {
     match op {
-        Op::RmsNorm { weight, .. } => *weight,
-        op => op.weights().map(|weight| weight.id),
+        Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
+        op => op.weights().map(|weight| weight.id).collect(),
     }
 }
 
 /// `blk.3.ffn_gate_exps.weight`: `ffn_gate_exps`
-fn short_name(weight: &WeightInfo) -> String {
+fn short_name(weight: &WeightInfo) -> &str {
     let name = weight.name.strip_suffix(".weight").unwrap_or(&weight.name);
-    let prefix = weight.layer.map(|il| format!("blk.{il}.")).unwrap_or_default();
-    name.strip_prefix(&prefix).unwrap_or(name).to_owned()
+    let without_layer = |name: &'_ str| -> Option<usize> {
+        weight.layer?;
+        Some(name.strip_prefix("blk.")?.find('.')? + "blk.".len() + 1)
+    };
+    &name[without_layer(name).unwrap_or(0)..]
 }
 
 /// Bytes of the activations that a launch may touch.

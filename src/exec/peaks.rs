@@ -6,7 +6,7 @@ use super::kernels::{KernelKey, Kernels};
 use super::stopwatch::{Stopwatch, median};
 use crate::error::Result;
 use crate::push;
-use crate::vk::{Binding, Buffer, Device, DeviceKind, Lane, MatrixShape, MemoryKind};
+use crate::vk::{Binding, Buffer, Device, DeviceInfo, DeviceKind, Lane, MatrixShape, MemoryKind};
 use crate::vk::{Recorder, Replay};
 use ash::vk::{ComponentTypeKHR as Component, ScopeKHR as Scope};
 use glam::UVec3;
@@ -62,7 +62,7 @@ impl Peaks {
             watch: Stopwatch::new(device)?,
         };
         let mut matrix: Option<MatrixPeak> = None;
-        for shape in f16_shapes(device) {
+        for shape in f16_shapes(device.info()) {
             let found = meter.matrix(shape)?;
             if matrix.is_none_or(|best| found.gflops > best.gflops) {
                 matrix = Some(found);
@@ -83,13 +83,12 @@ impl Peaks {
 }
 
 /// Shapes that multiply f16 into f32 in a subgroup.
-pub fn f16_shapes(device: &Device) -> Vec<[u32; 3]> {
+pub fn f16_shapes(info: &DeviceInfo) -> Vec<[u32; 3]> {
     let fits = |s: &&MatrixShape| {
         let types = (s.a, s.b, s.c, s.result);
         let (half, single) = (Component::FLOAT16, Component::FLOAT32);
         types == (half, half, single, single) && s.scope == Scope::SUBGROUP
     };
-    let info = device.info();
     let usable = info.optional.float16 && info.optional.vulkan_memory_model;
     let shapes = info.matrix_shapes.iter().filter(fits).filter(|_| usable);
     let mut shapes: Vec<_> = shapes.map(|s| [s.m, s.n, s.k]).collect();

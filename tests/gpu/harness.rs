@@ -77,11 +77,6 @@ impl Gpu {
         Self { device, pipelines: Mutex::default() }
     }
 
-    /// The device.
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
     /// Subgroups of a workgroup of this size.
     pub(crate) fn subgroups(&self, workgroup: u32) -> u32 {
         workgroup.div_ceil(self.device.info().subgroup.default)

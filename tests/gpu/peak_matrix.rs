@@ -13,11 +13,11 @@ const TILES: (usize, usize) = (2, 4);
 #[test]
 fn every_product_counts() {
     let gpu = gpu();
-    let shapes = f16_shapes(gpu.device());
+    let shapes = f16_shapes(gpu.info());
     if shapes.is_empty() {
         return eprintln!("skipped: no matrix units for f16");
     }
-    let local = gpu.device().info().subgroup.default * 2;
+    let local = gpu.info().subgroup.default * 2;
     for shape in shapes {
         let [m, n, k] = shape.map(|side| side as usize);
         let random = &mut Random(7);

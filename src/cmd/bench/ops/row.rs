@@ -100,6 +100,8 @@ pub(super) fn rows(pass: &Pass, peaks: &Peaks, times: &OpTimes) -> Vec<Row> {
         like.insert(at, first);
         rows.append(&mut like);
     }
+    // What is one op with the chosen kernels and several with others.
+    rows.append(&mut others);
     rows
 }
 
