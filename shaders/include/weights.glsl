@@ -3,6 +3,11 @@
 //   const uint QUANT_BYTES   bytes of a block
 //   void decode8(uint64_t row, uint k, out float w[8])
 //                            elements k..k+7, k a multiple of 8, of the row that starts at address `row`
+// and, if QUANT_AS_BYTES is defined, all but float types
+//   void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale)
+//                            elements k..k+15, k a multiple of 16: signed bytes q; w = scale.x * q + scale.y
+//   const uint QUANT_GROUP   elements that share `scale`: 16 or 32
+//   const bool QUANT_HAS_MIN scale.y is not always 0
 // Blocks are those of ggml. Row starts are aligned as blocks are, at most to 16. A decoder may read up
 // to 64 bytes past the row: weight buffers are padded by that. Float types have rows of any length,
 // there the caller discards the elements past the row's end by selection, for they may be NaN.
@@ -58,6 +63,13 @@ void scale8(uvec2 bytes, float scale, float offset, out float w[8]) {
 uvec2 spread_bits(uint bits) {
     return ((uvec2(bits, bits >> 4) & 0xf) * 0x00204081) & 0x01010101;
 }
+
+#ifdef QUANT_AS_BYTES
+uvec4 load16_align8(uint64_t a) { return uvec4(load8_align8(a), load8_align8(a + 8)); }
+uvec4 load16_align4(uint64_t a) { return uvec4(load8_align4(a), load8_align4(a + 8)); }
+// Each byte, below 128, minus `by`, as signed bytes.
+uvec4 minus(uvec4 bytes, uint by) { return (bytes + (128 - by) * 0x01010101) ^ 0x80808080; }
+#endif
 
 #include "quant.glsl"
 

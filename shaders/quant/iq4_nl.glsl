@@ -7,3 +7,14 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     uint64_t block = row + k / 32 * 18;
     iq4_scale8(load8_align2(block + (2 + (k & 8))) >> ((k & 16) >> 2), load_half(block), w);
 }
+
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 32;
+const bool QUANT_HAS_MIN = false;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 32 * 18;
+    scale = vec2(load_half(block), 0.0);
+    q = iq4_bytes(load16_align2(block + 2) >> ((k & 16) >> 2));
+}
+#endif

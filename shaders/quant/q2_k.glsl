@@ -12,3 +12,16 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     uvec2 q = (load8_align4(block + (16 + e / 128 * 32 + (e & 31))) >> ((e / 32 & 3) * 2)) & 0x03030303;
     scale8(q, dm.x * float(int(scale & 15)), -dm.y * float(int(scale >> 4)), w);
 }
+
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 16;
+const bool QUANT_HAS_MIN = true;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 256 * 84;
+    uint e = k & 255;
+    uint both = load_u8(block + e / 16);
+    scale = load_half2(block + 80) * vec2(int(both & 15), -int(both >> 4));
+    q = (load16_align4(block + (16 + e / 128 * 32 + (e & 31))) >> ((e / 32 & 3) * 2)) & 0x03030303;
+}
+#endif

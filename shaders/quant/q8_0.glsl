@@ -11,3 +11,14 @@ void decode8(uint64_t row, uint k, out float w[8]) {
         w[i + 4] = d * signed_byte_at(q.y, i);
     }
 }
+
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 32;
+const bool QUANT_HAS_MIN = false;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 32 * 34;
+    scale = vec2(load_half(block), 0.0);
+    q = load16_align2(block + (2 + (k & 16)));
+}
+#endif
