@@ -162,7 +162,7 @@ impl Lowering<'_> {
             let groups = t.grid(w.n, m.div_ceil(t.cols));
             return Launch::new(kernel, push, &[x, y, x], groups).striding();
         }
-        let t = self.tuning.mul_mat;
+        let t = self.tuning.mul_mat_dense(w.n, m);
         let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(false));
         let push = push::MulMat { weights, table: 0, bias, k: w.k, n: w.n, m, x_div: 1 };
         let groups = UVec3::new(w.n.div_ceil(t.bm), m.div_ceil(t.bn), 1);

@@ -15,6 +15,9 @@ use std::fmt;
 /// Rows of x that the matrix-vector kernel handles together, at most.
 const MAT_VEC_COLS: u32 = 8;
 
+/// Workgroups that fill a large GPU.
+const ENOUGH_WORKGROUPS: u64 = 256;
+
 /// The sizes for one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
@@ -26,6 +29,8 @@ pub struct Tuning {
     pub scan: u32,
     /// Tile of the matrix product.
     pub mul_mat: MulMatTile,
+    /// The same for products too small to give all of a device something to do.
+    mul_mat_small: MulMatTile,
     /// Subgroups of a matrix-vector workgroup.
     mat_vec_subgroups: u32,
     /// Weight rows that one subgroup handles.
@@ -108,6 +113,7 @@ impl Tuning {
                 elementwise: 64,
                 scan: subgroup,
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
+                mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mat_vec_subgroups: 4,
                 mat_vec_rows: 2,
                 mat_vec_max: 32,
@@ -120,6 +126,7 @@ impl Tuning {
                 elementwise: 256,
                 scan: 256,
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
+                mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 4, tn: 2 },
                 mat_vec_subgroups: 4,
                 mat_vec_rows: 1,
                 mat_vec_max: 8,
@@ -129,6 +136,13 @@ impl Tuning {
                 matrix: None,
             },
         }
+    }
+
+    /// Tile of a dense product of `n` weight rows with `m` rows of x.
+    pub fn mul_mat_dense(&self, n: u32, m: u32) -> MulMatTile {
+        let t = self.mul_mat;
+        let groups = u64::from(n.div_ceil(t.bm)) * u64::from(m.div_ceil(t.bn));
+        if groups < ENOUGH_WORKGROUPS { self.mul_mat_small } else { t }
     }
 
     /// What passes of `n_tokens` do in one op.
