@@ -1,6 +1,7 @@
 //! Sizes that a device might do better with than with those of its table: what `vkmoe bench --ops
 //! --tiles` tries, and where entries of [`Tuning`]'s tables come from.
 
+use super::int8::{self, Int8Products};
 use super::matrix::{MatrixTile, tile};
 use super::tuning::{MulMatTile, Tuning};
 use crate::vk::{DeviceInfo, DeviceKind};
@@ -16,12 +17,15 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
     if let Some(units) = tuning.matrix {
         let tiles = MATRIX_TILES.iter().filter_map(|tile| units.only(tile));
         others.extend(tiles.map(|only| with(&|t| t.matrix = Some(only))));
-        // Without the units, with the tile of the table.
-        others.push(with(&|t| t.matrix = None));
-    } else {
-        let tiles = mul_mat_tiles(info.kind).into_iter().filter(|tile| fits(tile, info));
-        others.extend(tiles.map(|tile| with(&|t| t.mul_mat = tile)));
     }
+    if tuning.int8.is_some() {
+        let tiles = int8::candidates(info).map(Int8Products::all);
+        others.extend(tiles.map(|all| with(&|t| t.int8 = Some(all))));
+    }
+    // What is left to the plain units, then everything.
+    let tiles = mul_mat_tiles(info.kind).into_iter().filter(|tile| fits(tile, info));
+    others.extend(tiles.map(|tile| with(&|t| t.set_mul_mat(tile))));
+    others.push(with(&|t| (t.matrix, t.int8) = (None, None)));
     others.retain(|other| other != tuning);
     others
 }
@@ -107,7 +111,8 @@ mod tests {
         assert!(found.len() > 10);
         for (i, other) in found.iter().enumerate() {
             assert!(fits(&other.mul_mat, &info()) && *other != tuning);
-            assert!(found[..i].iter().all(|earlier| earlier != other));
+            let is_new = found[..i].iter().all(|earlier| earlier != other);
+            assert!(is_new, "{other:?}");
         }
     }
 

@@ -9,6 +9,7 @@ pub mod kv;
 pub mod matrix;
 pub mod lower;
 pub mod tuning;
+pub mod int8;
 pub mod attention;
 pub mod grid;
 pub mod kernels;

@@ -5,6 +5,7 @@
 
 use super::attention::{self, AttentionShape, AttentionTile};
 use super::grid;
+use super::int8::Int8Products;
 use super::matrix::MatrixUnits;
 use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
@@ -43,6 +44,8 @@ pub struct Tuning {
     grouped_host_read_share: f64,
     /// What products of many rows run on, if not on the plain units.
     pub matrix: Option<MatrixUnits>,
+    /// Or these integer products.
+    pub int8: Option<Int8Products>,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -101,7 +104,12 @@ impl MatVec {
 impl Tuning {
     /// The sizes for a device.
     pub fn new(info: &DeviceInfo) -> Self {
-        Tuning { matrix: matrix_units(info), ..Self::plain(info) }
+        let plain = Self::plain(info);
+        match Units::of(info) {
+            Units::Matrix(units) => Tuning { matrix: Some(units), ..plain },
+            Units::Int8(products) => Tuning { int8: Some(products), ..plain },
+            Units::Plain => plain,
+        }
     }
 
     /// Without matrix units.
@@ -120,6 +128,7 @@ impl Tuning {
                 group_from: 33,
                 grouped_host_read_share: 1.0,
                 matrix: None,
+                int8: None,
             },
             _ => Tuning {
                 subgroup,
@@ -134,8 +143,14 @@ impl Tuning {
                 // H200: 20 of 49 GB/s, too few loads in flight.
                 grouped_host_read_share: 0.4,
                 matrix: None,
+                int8: None,
             },
         }
+    }
+
+    /// One tile for all products without matrix units.
+    pub(super) fn set_mul_mat(&mut self, tile: MulMatTile) {
+        (self.mul_mat, self.mul_mat_small) = (tile, tile);
     }
 
     /// Tile of a dense product of `n` weight rows with `m` rows of x.
@@ -147,12 +162,21 @@ impl Tuning {
 
     /// What passes of `n_tokens` do in one op.
     pub fn fusions(&self) -> Fusions {
-        Fusions { half_from: self.matrix.map(|_| self.mat_vec_max + 1), gate_up_to: 0 }
+        let many = self.mat_vec_max + 1;
+        Fusions {
+            half_from: self.matrix.map(|_| many),
+            int8_from: self.int8.map(|_| many),
+            gate_up_to: 0,
+        }
     }
 
     /// Pairs per tile of the grouped product, of experts with so many pairs on average.
     pub fn group_tile(&self, per_expert: u32) -> u32 {
-        self.matrix.map_or(self.mul_mat.bn, |units| units.group_tile(per_expert))
+        match (self.matrix, self.int8) {
+            (Some(units), _) => units.group_tile(per_expert),
+            (None, Some(products)) => products.tile.bn,
+            (None, None) => self.mul_mat.bn,
+        }
     }
 
     /// Workgroup size and rows per workgroup of a norm over rows of `n`.
@@ -197,17 +221,32 @@ impl Tuning {
     }
 }
 
-/// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat` or `f32`.
+/// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat`, `int8` or `f32`.
 const MATRIX_VARIABLE: &str = "VKMOE_MATRIX";
 
-/// The device's matrix units, if products are to use them. A CPU's are as slow as its other units.
-fn matrix_units(info: &DeviceInfo) -> Option<MatrixUnits> {
-    let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
-    match wanted.as_str() {
-        "coopmat" => MatrixUnits::new(info),
-        "f32" => None,
-        _ if info.kind == DeviceKind::Cpu => None,
-        _ => MatrixUnits::new(info),
+/// What products of many rows run on.
+enum Units {
+    Matrix(MatrixUnits),
+    Int8(Int8Products),
+    Plain,
+}
+
+impl Units {
+    /// Those that are asked for, if the device has them. Else matrix units, before fast integer products,
+    /// but not on a CPU, where neither is faster.
+    fn of(info: &DeviceInfo) -> Units {
+        let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
+        let matrix = || MatrixUnits::new(info).map(Units::Matrix);
+        let int8 = || Int8Products::new(info).map(Units::Int8);
+        let found = match wanted.as_str() {
+            "coopmat" => matrix(),
+            "int8" => int8(),
+            "f32" => None,
+            _ if info.kind == DeviceKind::Cpu => None,
+            _ if info.optional.integer_dot_accelerated => matrix().or_else(int8),
+            _ => matrix(),
+        };
+        found.unwrap_or(Units::Plain)
     }
 }
 
