@@ -7,8 +7,8 @@ use super::residency::Residency;
 use super::tuning::Tuning;
 use crate::graph::scratch::Layout;
 use crate::graph::{
-    AttentionOp, Gating, GluOp, Graph, Half, Input, KvHalf, Op, PairGroups, RopeOp, RopePairing,
-    RouterOp, Routing, Shape, Tensor, Weight, WeightId,
+    AttentionOp, Gating, GluOp, Graph, Half, Input, Int8, KvHalf, Op, PairGroups, RopeOp,
+    RopePairing, RouterOp, Routing, Shape, Tensor, Weight, WeightId,
 };
 use crate::push;
 use crate::stream::Streamer;
@@ -70,6 +70,7 @@ impl Lowering<'_> {
                 vec![match x {
                     Input::Full(x) => self.mul_mat(weights, bias, x, out),
                     Input::Half(x) => self.products(Products::new(weights, bias), x, out),
+                    Input::Int8(x) => self.products_int8(Products::new(weights, bias), x, out),
                 }]
             }
             Op::MulMatId { weights, bias, x, x_div, routing, out } => {
@@ -78,6 +79,7 @@ impl Lowering<'_> {
                 vec![match x {
                     Input::Full(x) => self.mul_mat_id(weights, bias, x, x_div, routing, out),
                     Input::Half(x) => self.products(grouped, x, out),
+                    Input::Int8(x) => self.products_int8(grouped, x, out),
                 }]
             }
             Op::GateUp { gate, up, glu, x, x_div, routing, out } => {
@@ -87,10 +89,13 @@ impl Lowering<'_> {
                         self.products(products.grouped(routing, x_div), x, out)
                     }
                     (Input::Half(x), None) => self.products(products, x, out),
-                    (Input::Full(_), _) => unreachable!("fused for matrix units only"),
+                    (Input::Full(_) | Input::Int8(_), _) => {
+                        unreachable!("fused for matrix units only")
+                    }
                 }]
             }
             Op::HalfRows { x, out } => vec![self.half_rows(x, out)],
+            Op::Int8Rows { x, out } => vec![self.int8_rows(x, out)],
             Op::Rope { x, head_dim, rope } => vec![self.rope(x, head_dim, rope)],
             Op::KvStore { il, half, x, head_dim } => vec![self.kv_store(il, half, x, head_dim)],
             Op::Attention { il, attention, q, out, partial, n_splits } => {
@@ -272,6 +277,39 @@ impl Lowering<'_> {
         let columns = pairs.map_or(m.div_ceil(t.bn), |g| self.shape(g.tiles).rows);
         let kernel = KernelKey::of_type::<push::MulMatCm>(w.ty, &spec);
         Launch::new(kernel, push, &bindings, UVec3::new(n.div_ceil(rows), columns, 1))
+    }
+
+    fn int8_rows(&self, x: Tensor, out: Int8) -> Launch {
+        let Shape { rows, cols } = self.shape(out.scales);
+        let n_blocks = rows * cols;
+        let local = self.tuning.elementwise;
+        let kernel = KernelKey::new::<push::Int8Rows>(&[local]);
+        let bindings = [x, out.rows, out.scales].map(|t| self.bound(t));
+        let items = u64::from(n_blocks).div_ceil(local.into());
+        Launch::over(kernel, push::Int8Rows { n_blocks }, &bindings, items)
+    }
+
+    /// Products of rows of bytes.
+    fn products_int8(&self, products: Products, x: Int8, out: Tensor) -> Launch {
+        let Products { weights: w, bias, grouped, .. } = products;
+        let m = self.shape(out).rows;
+        let Some(int8) = self.tuning.int8 else {
+            unreachable!("rows of bytes are for integer products")
+        };
+        let t = if grouped.is_some() { int8.tile } else { int8.dense(w.n, m) };
+        let (weights, table) = match grouped {
+            Some(_) => (0, self.table(w.id)),
+            None => (self.residency.address(w.id), 0),
+        };
+        let x_div = grouped.map_or(1, |(_, x_div)| x_div);
+        let push = push::MulMatInt8 { weights, table, bias, k: w.k, n: w.n, m, x_div };
+        let (rows, y) = (self.bound(x.rows), self.bound(out));
+        let lists = |groups: PairGroups| [self.bound(groups.pairs), self.bound(groups.tiles)];
+        let [pairs, tiles] = grouped.map_or([rows; 2], |(groups, _)| lists(groups));
+        let bindings = [rows, y, pairs, tiles, self.bound(x.scales)];
+        let columns = grouped.map_or(m.div_ceil(t.bn), |(g, _)| self.shape(g.tiles).rows);
+        let kernel = KernelKey::of_type::<push::MulMatInt8>(w.ty, &t.spec(grouped.is_some()));
+        Launch::new(kernel, push, &bindings, UVec3::new(w.n.div_ceil(t.bm), columns, 1))
     }
 
     fn rope(&self, x: Tensor, head_dim: u32, rope: RopeOp) -> Launch {

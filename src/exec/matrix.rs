@@ -26,7 +26,14 @@ pub struct MatrixTile {
     pub stages: u32,
 }
 
-const fn tile(bm: u32, bn: u32, bk: u32, warps_m: u32, warps_n: u32, stages: u32) -> MatrixTile {
+pub(super) const fn tile(
+    bm: u32,
+    bn: u32,
+    bk: u32,
+    warps_m: u32,
+    warps_n: u32,
+    stages: u32,
+) -> MatrixTile {
     MatrixTile { bm, bn, bk, warps_m, warps_n, stages }
 }
 
@@ -68,6 +75,12 @@ impl MatrixUnits {
     /// Tiles that the device can run, larger first; `glu`: with a gated activation.
     pub fn candidates(&self, glu: bool) -> impl Iterator<Item = MatrixTile> {
         self.tiles.iter().copied().filter(move |t| self.fits(*t, glu))
+    }
+
+    /// With this tile for everything, if the device can run it.
+    pub fn only(&self, tile: &'static MatrixTile) -> Option<Self> {
+        let fits = self.fits(*tile, false) && self.fits(*tile, true);
+        fits.then_some(MatrixUnits { tiles: std::slice::from_ref(tile), ..*self })
     }
 
     fn fits(&self, t: MatrixTile, glu: bool) -> bool {
@@ -118,11 +131,19 @@ impl MatrixUnits {
 }
 
 #[cfg(test)]
+impl MatrixUnits {
+    /// Of a GPU that nobody has.
+    pub(super) fn made_up(shape: [u32; 3], subgroup: u32, shared_bytes: u32) -> Self {
+        MatrixUnits { shape, subgroup, shared_bytes, max_invocations: 1024, tiles: GPU_TILES }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     fn units(shape: [u32; 3], subgroup: u32, shared_bytes: u32) -> MatrixUnits {
-        MatrixUnits { shape, subgroup, shared_bytes, max_invocations: 1024, tiles: GPU_TILES }
+        MatrixUnits::made_up(shape, subgroup, shared_bytes)
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! loads that do not coalesce and idle lanes.
 
 use super::attention::{self, AttentionShape, AttentionTile};
+use super::int8::Int8Products;
 use super::mat_vec::{MatVec, MatVecSizes};
 use super::matrix::MatrixUnits;
 use crate::gguf::GgmlType;
@@ -41,6 +42,8 @@ pub struct Tuning {
     grouped_host_read_share: f64,
     /// What products of many rows run on, if not on the plain units.
     pub matrix: Option<MatrixUnits>,
+    /// Or these integer products.
+    pub int8: Option<Int8Products>,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -50,23 +53,40 @@ pub struct MulMatTile {
     pub bm: u32,
     /// Rows of x.
     pub bn: u32,
-    bk: u32,
-    tm: u32,
-    tn: u32,
+    /// Depth.
+    pub(super) bk: u32,
+    /// Weight rows of an invocation.
+    pub(super) tm: u32,
+    /// Rows of x of an invocation.
+    pub(super) tn: u32,
 }
 
 impl MulMatTile {
+    /// Size of the workgroup.
+    pub(super) fn invocations(&self) -> u32 {
+        (self.bm / self.tm) * (self.bn / self.tn)
+    }
+
+    /// Shared memory, as shaders/mul_mat.comp adds it up.
+    pub(super) fn shared_bytes(&self) -> u32 {
+        4 * (self.bk * (self.bm + self.bn + 2) + self.bn)
+    }
+
     /// Specialization constants of `mul_mat`.
     pub fn spec(&self, grouped: bool) -> [u32; 7] {
-        let local = (self.bm / self.tm) * (self.bn / self.tn);
-        [local, u32::from(grouped), self.bm, self.bn, self.bk, self.tm, self.tn]
+        [self.invocations(), u32::from(grouped), self.bm, self.bn, self.bk, self.tm, self.tn]
     }
 }
 
 impl Tuning {
     /// The sizes for a device.
     pub fn new(info: &DeviceInfo) -> Self {
-        Tuning { matrix: matrix_units(info), ..Self::plain(info) }
+        let plain = Self::plain(info);
+        match Units::of(info) {
+            Units::Matrix(units) => Tuning { matrix: Some(units), ..plain },
+            Units::Int8(products) => Tuning { int8: Some(products), ..plain },
+            Units::Plain => plain,
+        }
     }
 
     /// Without matrix units.
@@ -93,6 +113,7 @@ impl Tuning {
                 group_from: 33,
                 grouped_host_read_share: 1.0,
                 matrix: None,
+                int8: None,
             },
             _ => Tuning {
                 subgroup,
@@ -114,8 +135,14 @@ impl Tuning {
                 // H200: 20 of 49 GB/s, too few loads in flight.
                 grouped_host_read_share: 0.4,
                 matrix: None,
+                int8: None,
             },
         }
+    }
+
+    /// One tile for all products without matrix units.
+    pub(super) fn set_mul_mat(&mut self, tile: MulMatTile) {
+        (self.mul_mat, self.mul_mat_small) = (tile, tile);
     }
 
     /// Tile of a dense product of `n` weight rows with `m` rows of x.
@@ -127,12 +154,21 @@ impl Tuning {
 
     /// What passes of `n_tokens` do in one op.
     pub fn fusions(&self) -> Fusions {
-        Fusions { half_from: self.matrix.map(|_| self.mat_vec_max + 1), gate_up_to: 0 }
+        let many = self.mat_vec_max + 1;
+        Fusions {
+            half_from: self.matrix.map(|_| many),
+            int8_from: self.int8.map(|_| many),
+            gate_up_to: 0,
+        }
     }
 
     /// Pairs per tile of the grouped product, of experts with so many pairs on average.
     pub fn group_tile(&self, per_expert: u32) -> u32 {
-        self.matrix.map_or(self.mul_mat.bn, |units| units.group_tile(per_expert))
+        match (self.matrix, self.int8) {
+            (Some(units), _) => units.group_tile(per_expert),
+            (None, Some(products)) => products.tile.bn,
+            (None, None) => self.mul_mat.bn,
+        }
     }
 
     /// Workgroup size and rows per workgroup of a norm over rows of `n`.
@@ -172,17 +208,32 @@ impl Tuning {
     }
 }
 
-/// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat` or `f32`.
+/// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat`, `int8` or `f32`.
 const MATRIX_VARIABLE: &str = "VKMOE_MATRIX";
 
-/// The device's matrix units, if products are to use them. A CPU's are as slow as its other units.
-fn matrix_units(info: &DeviceInfo) -> Option<MatrixUnits> {
-    let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
-    match wanted.as_str() {
-        "coopmat" => MatrixUnits::new(info),
-        "f32" => None,
-        _ if info.kind == DeviceKind::Cpu => None,
-        _ => MatrixUnits::new(info),
+/// What products of many rows run on.
+enum Units {
+    Matrix(MatrixUnits),
+    Int8(Int8Products),
+    Plain,
+}
+
+impl Units {
+    /// Those that are asked for, if the device has them. Else matrix units, before fast integer products,
+    /// but not on a CPU, where neither is faster.
+    fn of(info: &DeviceInfo) -> Units {
+        let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
+        let matrix = || MatrixUnits::new(info).map(Units::Matrix);
+        let int8 = || Int8Products::new(info).map(Units::Int8);
+        let found = match wanted.as_str() {
+            "coopmat" => matrix(),
+            "int8" => int8(),
+            "f32" => None,
+            _ if info.kind == DeviceKind::Cpu => None,
+            _ if info.optional.integer_dot_accelerated => matrix().or_else(int8),
+            _ => matrix(),
+        };
+        found.unwrap_or(Units::Plain)
     }
 }
 

@@ -17,7 +17,7 @@ const LIMIT: f32 = 7.0;
 
 /// Specialization constants BM, BN, BK, WARPS_M, WARPS_N, in matrices but for BK; STAGES.
 type Tiles = [u32; 6];
-const TILES: Tiles = [2, 4, 32, 1, 2, 2];
+const TILES: Tiles = [2, 2, 32, 1, 1, 2];
 
 #[derive(Clone, Copy)]
 struct Case {
