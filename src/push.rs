@@ -167,6 +167,8 @@ push_constants! {
         table: u64,
         /// Address of `f32[n]`, or `f32[n_expert][n]`; 0 = none.
         bias: u64,
+        /// Address of the norm's weight, `f32[k]`, if there is a norm.
+        norm: u64,
         /// Elements of a weight row.
         k: u32,
         /// Weight rows.
@@ -175,6 +177,10 @@ push_constants! {
         m: u32,
         /// Grouped: pair q takes row q / x_div of x.
         x_div: u32,
+        /// The norm's: added to the mean square.
+        eps: f32,
+        /// Unused.
+        _pad: u32,
     }
     /// Matrix product for many rows of x, on matrix units.
     MulMatCm = "mul_mat_cm" MUL_MAT_CM {
@@ -200,6 +206,28 @@ push_constants! {
         alpha: f32,
         /// Clamp of `swiglu_oai`.
         limit: f32,
+    }
+    /// Matrix product for many rows of x, by integer dot products.
+    MulMatInt8 = "mul_mat_int8" MUL_MAT_INT8 {
+        /// Address of the matrix (dense).
+        weights: u64,
+        /// Address of `u64[n_expert]`, the experts' matrices (grouped).
+        table: u64,
+        /// Address of `f32[n]`, or `f32[n_expert][n]`; 0 = none.
+        bias: u64,
+        /// Elements of a weight row, a multiple of 32.
+        k: u32,
+        /// Weight rows.
+        n: u32,
+        /// Rows of y.
+        m: u32,
+        /// Grouped: pair q takes row q / x_div of x.
+        x_div: u32,
+    }
+    /// Rows as bytes with a scale for 32 of them.
+    Int8Rows = "int8_rows" INT8_ROWS {
+        /// Blocks of 32 values.
+        n_blocks: u32,
     }
     /// Rows as f16 with a scale each.
     HalfRows = "half_rows" HALF_ROWS {
@@ -361,5 +389,28 @@ push_constants! {
         n_rows: u32,
         /// Places, at most 64.
         k: u32,
+    }
+    /// How fast memory is read.
+    PeakRead = "peak_read" PEAK_READ {
+        /// Address of what is read.
+        data: u64,
+        /// Parts, one for each workgroup.
+        n_parts: u32,
+        /// Unused.
+        _pad: u32,
+    }
+    /// How fast f32 are multiplied and added.
+    PeakFma = "peak_fma" PEAK_FMA {
+        /// Steps of each chain.
+        steps: u32,
+        /// Factor.
+        a: f32,
+        /// Summand.
+        b: f32,
+    }
+    /// How fast matrix units multiply f16.
+    PeakMatrix = "peak_matrix" PEAK_MATRIX {
+        /// Products of each accumulator.
+        steps: u32,
     }
 }

@@ -7,8 +7,8 @@ use super::residency::Residency;
 use super::tuning::Tuning;
 use crate::graph::scratch::Layout;
 use crate::graph::{
-    AttentionOp, Gating, GluOp, Graph, Half, Input, KvHalf, Op, PairGroups, RopeOp, RopePairing,
-    RouterOp, Routing, Shape, Tensor, Weight, WeightId,
+    AttentionOp, Gating, GluOp, Graph, Half, Input, Int8, KvHalf, Op, PairGroups, RopeOp,
+    RopePairing, RouterOp, Routing, Shape, Tensor, Weight, WeightId,
 };
 use crate::push;
 use crate::stream::Streamer;
@@ -70,6 +70,7 @@ impl Lowering<'_> {
                 vec![match x {
                     Input::Full(x) => self.mul_mat(weights, bias, x, out),
                     Input::Half(x) => self.products(Products::new(weights, bias), x, out),
+                    Input::Int8(x) => self.products_int8(Products::new(weights, bias), x, out),
                 }]
             }
             Op::MulMatId { weights, bias, x, x_div, routing, out } => {
@@ -78,6 +79,7 @@ impl Lowering<'_> {
                 vec![match x {
                     Input::Full(x) => self.mul_mat_id(weights, bias, x, x_div, routing, out),
                     Input::Half(x) => self.products(grouped, x, out),
+                    Input::Int8(x) => self.products_int8(grouped, x, out),
                 }]
             }
             Op::GateUp { gate, up, glu, x, x_div, routing, out } => {
@@ -87,10 +89,13 @@ impl Lowering<'_> {
                         self.products(products.grouped(routing, x_div), x, out)
                     }
                     (Input::Half(x), None) => self.products(products, x, out),
-                    (Input::Full(_), _) => unreachable!("fused for matrix units only"),
+                    (Input::Full(_) | Input::Int8(_), _) => {
+                        unreachable!("fused for matrix units only")
+                    }
                 }]
             }
             Op::HalfRows { x, out } => vec![self.half_rows(x, out)],
+            Op::Int8Rows { x, out } => vec![self.int8_rows(x, out)],
             Op::Rope { x, head_dim, rope } => vec![self.rope(x, head_dim, rope)],
             Op::KvStore { il, half, x, head_dim } => vec![self.kv_store(il, half, x, head_dim)],
             Op::Attention { il, attention, q, out, partial, n_splits } => {
@@ -155,12 +160,11 @@ impl Lowering<'_> {
     fn mul_mat(&self, w: Weight, bias: u64, x: Tensor, out: Tensor) -> Launch {
         let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
         let weights = self.residency.address(w.id);
-        if let Some(t) = self.tuning.mat_vec(m) {
-            let spec = [t.local, 0, t.cols, t.rows];
-            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &spec);
-            let push = push::MulMatVec { weights, table: 0, bias, k: w.k, n: w.n, m, x_div: 1 };
+        if let Some(t) = self.tuning.mat_vec(w.ty, w.k, m) {
+            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(false, 0));
+            let push = push::MulMatVec { weights, bias, ..self.mat_vec_push(w, m) };
             let groups = t.grid(w.n, m.div_ceil(t.cols));
-            return Launch::new(kernel, push, &[x, y, x], groups).striding();
+            return Launch::new(kernel, push, &[x, y, x, x, y], groups).striding();
         }
         let t = self.tuning.mul_mat_dense(w.n, m);
         let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(false));
@@ -181,10 +185,10 @@ impl Lowering<'_> {
         let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
         let table = self.table(w.id);
         let Some(groups) = routing.groups else {
-            let t = self.tuning.mat_vec_id();
-            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &[t.local, 1, 1, t.rows]);
-            let push = push::MulMatVec { weights: 0, table, bias, k: w.k, n: w.n, m, x_div };
-            let bindings = [x, y, self.bound(routing.ids)];
+            let t = self.tuning.mat_vec_id(w.ty, w.k);
+            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(true, 0));
+            let push = push::MulMatVec { table, bias, x_div, ..self.mat_vec_push(w, m) };
+            let bindings = [x, y, self.bound(routing.ids), x, y];
             return Launch::new(kernel, push, &bindings, t.grid(w.n, m)).striding();
         };
         let t = self.tuning.mul_mat;
@@ -193,6 +197,11 @@ impl Lowering<'_> {
         let bindings = [x, y, self.bound(groups.pairs), self.bound(groups.tiles)];
         let n_tiles = self.shape(groups.tiles).rows;
         Launch::new(kernel, push, &bindings, UVec3::new(w.n.div_ceil(t.bm), n_tiles, 1))
+    }
+
+    /// The part that is the same for all.
+    fn mat_vec_push(&self, w: Weight, m: u32) -> push::MulMatVec {
+        push::MulMatVec { k: w.k, n: w.n, m, x_div: 1, ..Default::default() }
     }
 
     /// Address of the table of an expert tensor's addresses: in slots, or where the experts stay.
@@ -242,7 +251,7 @@ impl Lowering<'_> {
             mm,
             mn,
             mk,
-            u32::from(t.ahead),
+            t.stages,
         ];
         let (one, table): (fn(&Self, WeightId) -> u64, fn(&Self, WeightId) -> u64) = match pairs {
             Some(_) => (|_, _| 0, Self::table),
@@ -268,6 +277,39 @@ impl Lowering<'_> {
         let columns = pairs.map_or(m.div_ceil(t.bn), |g| self.shape(g.tiles).rows);
         let kernel = KernelKey::of_type::<push::MulMatCm>(w.ty, &spec);
         Launch::new(kernel, push, &bindings, UVec3::new(n.div_ceil(rows), columns, 1))
+    }
+
+    fn int8_rows(&self, x: Tensor, out: Int8) -> Launch {
+        let Shape { rows, cols } = self.shape(out.scales);
+        let n_blocks = rows * cols;
+        let local = self.tuning.elementwise;
+        let kernel = KernelKey::new::<push::Int8Rows>(&[local]);
+        let bindings = [x, out.rows, out.scales].map(|t| self.bound(t));
+        let items = u64::from(n_blocks).div_ceil(local.into());
+        Launch::over(kernel, push::Int8Rows { n_blocks }, &bindings, items)
+    }
+
+    /// Products of rows of bytes.
+    fn products_int8(&self, products: Products, x: Int8, out: Tensor) -> Launch {
+        let Products { weights: w, bias, grouped, .. } = products;
+        let m = self.shape(out).rows;
+        let Some(int8) = self.tuning.int8 else {
+            unreachable!("rows of bytes are for integer products")
+        };
+        let t = if grouped.is_some() { int8.tile } else { int8.dense(w.n, m) };
+        let (weights, table) = match grouped {
+            Some(_) => (0, self.table(w.id)),
+            None => (self.residency.address(w.id), 0),
+        };
+        let x_div = grouped.map_or(1, |(_, x_div)| x_div);
+        let push = push::MulMatInt8 { weights, table, bias, k: w.k, n: w.n, m, x_div };
+        let (rows, y) = (self.bound(x.rows), self.bound(out));
+        let lists = |groups: PairGroups| [self.bound(groups.pairs), self.bound(groups.tiles)];
+        let [pairs, tiles] = grouped.map_or([rows; 2], |(groups, _)| lists(groups));
+        let bindings = [rows, y, pairs, tiles, self.bound(x.scales)];
+        let columns = grouped.map_or(m.div_ceil(t.bn), |(g, _)| self.shape(g.tiles).rows);
+        let kernel = KernelKey::of_type::<push::MulMatInt8>(w.ty, &t.spec(grouped.is_some()));
+        Launch::new(kernel, push, &bindings, UVec3::new(w.n.div_ceil(t.bm), columns, 1))
     }
 
     fn rope(&self, x: Tensor, head_dim: u32, rope: RopeOp) -> Launch {

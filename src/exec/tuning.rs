@@ -4,17 +4,18 @@
 //! loads that do not coalesce and idle lanes.
 
 use super::attention::{self, AttentionShape, AttentionTile, AttentionUnits};
-use super::grid;
+use super::int8::Int8Products;
 use super::kv::KvType;
+use super::mat_vec::{MatVec, MatVecSizes};
 use super::matrix::MatrixUnits;
+use crate::gguf::GgmlType;
 use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
 use crate::vk::{DeviceInfo, DeviceKind};
-use glam::UVec3;
 use std::fmt;
 
-/// Rows of x that the matrix-vector kernel handles together, at most.
-const MAT_VEC_COLS: u32 = 8;
+/// Shared memory of a matrix-vector workgroup for activations: several workgroups are to fit side by side.
+const MAT_VEC_TILE_BYTES: u32 = 28 << 10;
 
 /// Workgroups that fill a large GPU.
 const ENOUGH_WORKGROUPS: u64 = 256;
@@ -32,10 +33,8 @@ pub struct Tuning {
     pub mul_mat: MulMatTile,
     /// The same for products too small to give all of a device something to do.
     mul_mat_small: MulMatTile,
-    /// Subgroups of a matrix-vector workgroup.
-    mat_vec_subgroups: u32,
-    /// Weight rows that one subgroup handles.
-    mat_vec_rows: u32,
+    /// Kernels for few rows of x.
+    mat_vec: MatVecSizes,
     /// Rows of x up to which the matrix-vector kernel is used.
     mat_vec_max: u32,
     /// From so many tokens on, pairs are grouped by expert.
@@ -46,6 +45,8 @@ pub struct Tuning {
     pub matrix: Option<MatrixUnits>,
     /// The same for attention of many rows.
     pub attention_units: Option<AttentionUnits>,
+    /// Or these integer products.
+    pub int8: Option<Int8Products>,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -55,53 +56,49 @@ pub struct MulMatTile {
     pub bm: u32,
     /// Rows of x.
     pub bn: u32,
-    bk: u32,
-    tm: u32,
-    tn: u32,
+    /// Depth.
+    pub(super) bk: u32,
+    /// Weight rows of an invocation.
+    pub(super) tm: u32,
+    /// Rows of x of an invocation.
+    pub(super) tn: u32,
 }
 
 impl MulMatTile {
+    /// Size of the workgroup.
+    pub(super) fn invocations(&self) -> u32 {
+        (self.bm / self.tm) * (self.bn / self.tn)
+    }
+
+    /// Shared memory, as shaders/mul_mat.comp adds it up.
+    pub(super) fn shared_bytes(&self) -> u32 {
+        4 * (self.bk * (self.bm + self.bn + 2) + self.bn)
+    }
+
     /// Specialization constants of `mul_mat`.
     pub fn spec(&self, grouped: bool) -> [u32; 7] {
-        let local = (self.bm / self.tm) * (self.bn / self.tn);
-        [local, u32::from(grouped), self.bm, self.bn, self.bk, self.tm, self.tn]
-    }
-}
-
-/// Shape of a matrix-vector launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MatVec {
-    /// Workgroup size.
-    pub local: u32,
-    /// Rows of x handled together.
-    pub cols: u32,
-    /// Weight rows of a subgroup.
-    pub rows: u32,
-    /// Weight rows of a workgroup.
-    rows_per_group: u32,
-}
-
-impl MatVec {
-    /// Grid over `n` weight rows and `z` blocks of x.
-    pub fn grid(&self, n: u32, z: u32) -> UVec3 {
-        let folded = grid::fold(n.div_ceil(self.rows_per_group).into());
-        UVec3::new(folded.x, folded.y, z)
+        [self.invocations(), u32::from(grouped), self.bm, self.bn, self.bk, self.tm, self.tn]
     }
 }
 
 impl Tuning {
     /// The sizes for a device.
     pub fn new(info: &DeviceInfo) -> Self {
-        if !wants_matrix_units(info) {
-            return Self::plain(info);
+        let plain = Self::plain(info);
+        match Units::of(info) {
+            Units::Matrix(units) => {
+                let attention_units = AttentionUnits::new(info);
+                Tuning { matrix: Some(units), attention_units, ..plain }
+            }
+            Units::Int8(products) => Tuning { int8: Some(products), ..plain },
+            Units::Plain => plain,
         }
-        let (matrix, attention_units) = (MatrixUnits::new(info), AttentionUnits::new(info));
-        Tuning { matrix, attention_units, ..Self::plain(info) }
     }
 
     /// Without matrix units.
     fn plain(info: &DeviceInfo) -> Self {
         let subgroup = info.subgroup.default;
+        let tile_bytes = info.limits.shared_bytes.min(MAT_VEC_TILE_BYTES);
         match info.kind {
             DeviceKind::Cpu => Tuning {
                 subgroup,
@@ -109,13 +106,21 @@ impl Tuning {
                 scan: subgroup,
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
-                mat_vec_subgroups: 4,
-                mat_vec_rows: 2,
+                mat_vec: MatVecSizes {
+                    subgroup,
+                    subgroups: 4,
+                    rows: 2,
+                    words: 24,
+                    sums: 16,
+                    groups: 64,
+                    tile_bytes,
+                },
                 mat_vec_max: 32,
                 group_from: 33,
                 grouped_host_read_share: 1.0,
                 matrix: None,
                 attention_units: None,
+                int8: None,
             },
             _ => Tuning {
                 subgroup,
@@ -123,16 +128,29 @@ impl Tuning {
                 scan: 256,
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 4, tn: 2 },
-                mat_vec_subgroups: 4,
-                mat_vec_rows: 1,
+                mat_vec: MatVecSizes {
+                    subgroup,
+                    subgroups: (256 / subgroup).max(1),
+                    rows: 4,
+                    words: 64,
+                    sums: 16,
+                    groups: 264,
+                    tile_bytes,
+                },
                 mat_vec_max: 8,
                 group_from: 9,
                 // H200: 20 of 49 GB/s, too few loads in flight.
                 grouped_host_read_share: 0.4,
                 matrix: None,
                 attention_units: None,
+                int8: None,
             },
         }
+    }
+
+    /// One tile for all products without matrix units.
+    pub(super) fn set_mul_mat(&mut self, tile: MulMatTile) {
+        (self.mul_mat, self.mul_mat_small) = (tile, tile);
     }
 
     /// Tile of a dense product of `n` weight rows with `m` rows of x.
@@ -144,12 +162,21 @@ impl Tuning {
 
     /// What passes of `n_tokens` do in one op.
     pub fn fusions(&self) -> Fusions {
-        Fusions { half_from: self.matrix.map(|_| self.mat_vec_max + 1), gate_up_to: 0 }
+        let many = self.mat_vec_max + 1;
+        Fusions {
+            half_from: self.matrix.map(|_| many),
+            int8_from: self.int8.map(|_| many),
+            gate_up_to: 0,
+        }
     }
 
     /// Pairs per tile of the grouped product, of experts with so many pairs on average.
     pub fn group_tile(&self, per_expert: u32) -> u32 {
-        self.matrix.map_or(self.mul_mat.bn, |units| units.group_tile(per_expert))
+        match (self.matrix, self.int8) {
+            (Some(units), _) => units.group_tile(per_expert),
+            (None, Some(products)) => products.tile.bn,
+            (None, None) => self.mul_mat.bn,
+        }
     }
 
     /// Workgroup size and rows per workgroup of a norm over rows of `n`.
@@ -161,19 +188,14 @@ impl Tuning {
         }
     }
 
-    /// The matrix-vector kernel for `m` rows of x, if they are few.
-    pub fn mat_vec(&self, m: u32) -> Option<MatVec> {
-        (m <= self.mat_vec_max).then(|| self.mat_vec_of(m.next_power_of_two().min(MAT_VEC_COLS)))
+    /// The matrix-vector kernel for `m` rows of `k` values, if they are few.
+    pub fn mat_vec(&self, ty: GgmlType, k: u32, m: u32) -> Option<MatVec> {
+        (m <= self.mat_vec_max).then(|| self.mat_vec.shape(ty, k, m, 1))
     }
 
     /// The matrix-vector kernel for pairs of tokens and experts.
-    pub fn mat_vec_id(&self) -> MatVec {
-        self.mat_vec_of(1)
-    }
-
-    fn mat_vec_of(&self, cols: u32) -> MatVec {
-        let (subgroups, rows) = (self.mat_vec_subgroups, self.mat_vec_rows);
-        MatVec { local: self.subgroup * subgroups, cols, rows, rows_per_group: subgroups * rows }
+    pub fn mat_vec_id(&self, ty: GgmlType, k: u32) -> MatVec {
+        self.mat_vec.shape(ty, k, 1, 1)
     }
 
     /// Share of the bus that a pass gets when its kernels read experts in host memory.
@@ -202,26 +224,42 @@ impl Tuning {
     }
 }
 
-/// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat` or `f32`.
+/// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat`, `int8` or `f32`.
 const MATRIX_VARIABLE: &str = "VKMOE_MATRIX";
 
-/// Whether kernels for many rows are to use the device's matrix units. A CPU's are as slow as its other
-/// units.
-fn wants_matrix_units(info: &DeviceInfo) -> bool {
-    match std::env::var(MATRIX_VARIABLE).unwrap_or_default().as_str() {
-        "coopmat" => true,
-        "f32" => false,
-        _ => info.kind != DeviceKind::Cpu,
+/// What products of many rows run on.
+enum Units {
+    Matrix(MatrixUnits),
+    Int8(Int8Products),
+    Plain,
+}
+
+impl Units {
+    /// Those that are asked for, if the device has them. Else matrix units, before fast integer products,
+    /// but not on a CPU, where neither is faster.
+    fn of(info: &DeviceInfo) -> Units {
+        let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
+        let matrix = || MatrixUnits::new(info).map(Units::Matrix);
+        let int8 = || Int8Products::new(info).map(Units::Int8);
+        let found = match wanted.as_str() {
+            "coopmat" => matrix(),
+            "int8" => int8(),
+            "f32" => None,
+            _ if info.kind == DeviceKind::Cpu => None,
+            _ if info.optional.integer_dot_accelerated => matrix().or_else(int8),
+            _ => matrix(),
+        };
+        found.unwrap_or(Units::Plain)
     }
 }
 
 impl fmt::Display for Tuning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let t = self.mul_mat;
+        let (t, v) = (self.mul_mat, self.mat_vec);
         write!(
             f,
             "mul_mat f32, tile {}×{}×{}, {}×{} an invocation; mul_mat_vec {} subgroups of {}, {} rows each",
-            t.bm, t.bn, t.bk, t.tm, t.tn, self.mat_vec_subgroups, self.subgroup, self.mat_vec_rows
+            t.bm, t.bn, t.bk, t.tm, t.tn, v.subgroups, v.subgroup, v.rows
         )
     }
 }

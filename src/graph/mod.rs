@@ -194,13 +194,24 @@ pub struct Half {
     pub scales: Tensor,
 }
 
-/// What a product multiplies with: rows of f32, or the same as f16.
+/// Rows as bytes for integer products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Int8 {
+    /// `[rows][k / 4]`: four values each.
+    pub rows: Tensor,
+    /// `[rows][k / 32]`: what each 32 values must be multiplied by, f32.
+    pub scales: Tensor,
+}
+
+/// What a product multiplies with: rows of f32, or the same as f16 or bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
     /// f32
     Full(Tensor),
     /// f16
     Half(Half),
+    /// Bytes
+    Int8(Int8),
 }
 
 impl Input {
@@ -209,6 +220,7 @@ impl Input {
         match self {
             Input::Full(x) => vec![x],
             Input::Half(h) => vec![h.rows, h.scales],
+            Input::Int8(i) => vec![i.rows, i.scales],
         }
     }
 }
@@ -291,6 +303,13 @@ pub enum Op {
         x: Tensor,
         /// The same.
         out: Half,
+    },
+    /// Rows as bytes, with a scale for each 32.
+    Int8Rows {
+        /// `[rows][k]`
+        x: Tensor,
+        /// The same.
+        out: Int8,
     },
     /// Rotation of x in place, by the positions of its rows.
     Rope {
@@ -410,6 +429,7 @@ impl Op {
                 (x.tensors().into_iter().chain(routing).collect(), vec![out])
             }
             Op::HalfRows { x, out } => (vec![x], vec![out.rows, out.scales]),
+            Op::Int8Rows { x, out } => (vec![x], vec![out.rows, out.scales]),
             Op::Rope { x, .. } => (vec![x], vec![x]),
             Op::KvStore { x, .. } => (vec![x], vec![]),
             Op::Attention { q, out, partial, .. } => {
@@ -436,6 +456,7 @@ impl Op {
             Op::MulMatId { .. } => "mul_mat_id",
             Op::GateUp { .. } => "gate_up",
             Op::HalfRows { .. } => "half_rows",
+            Op::Int8Rows { .. } => "int8_rows",
             Op::Rope { .. } => "rope",
             Op::KvStore { .. } => "kv_store",
             Op::Attention { .. } => "attention",
