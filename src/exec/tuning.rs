@@ -3,8 +3,9 @@
 //! On a CPU that plays GPU (lavapipe) barriers and many workgroups are what costs; on a GPU it is
 //! loads that do not coalesce and idle lanes.
 
-use super::attention::{self, AttentionShape, AttentionTile};
+use super::attention::{self, AttentionShape, AttentionTile, AttentionUnits};
 use super::int8::Int8Products;
+use super::kv::KvType;
 use super::mat_vec::{MatVec, MatVecSizes};
 use super::matrix::MatrixUnits;
 use crate::gguf::GgmlType;
@@ -44,6 +45,8 @@ pub struct Tuning {
     pub matrix: Option<MatrixUnits>,
     /// Or these integer products.
     pub int8: Option<Int8Products>,
+    /// The same for attention of many rows.
+    pub attention_units: Option<AttentionUnits>,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -83,7 +86,9 @@ impl Tuning {
     pub fn new(info: &DeviceInfo) -> Self {
         let plain = Self::plain(info);
         match Units::of(info) {
-            Units::Matrix(units) => Tuning { matrix: Some(units), ..plain },
+            Units::Matrix(units) => {
+                Tuning { matrix: Some(units), attention_units: AttentionUnits::new(info), ..plain }
+            }
             Units::Int8(products) => Tuning { int8: Some(products), ..plain },
             Units::Plain => plain,
         }
@@ -114,6 +119,7 @@ impl Tuning {
                 grouped_host_read_share: 1.0,
                 matrix: None,
                 int8: None,
+                attention_units: None,
             },
             _ => Tuning {
                 subgroup,
@@ -136,6 +142,7 @@ impl Tuning {
                 grouped_host_read_share: 0.4,
                 matrix: None,
                 int8: None,
+                attention_units: None,
             },
         }
     }
@@ -195,16 +202,24 @@ impl Tuning {
         if n_tokens >= self.group_from { self.grouped_host_read_share } else { 1.0 }
     }
 
-    /// Ranges of keys that attention computes apart, so that small passes keep the device busy.
+    /// Ranges of keys that attention computes apart, so that small passes keep the device busy: counted
+    /// for a cache of f16, whatever the cache's types are.
     pub fn attention_splits(&self, a: &AttentionParams, n_tokens: u32, n_kv: u32) -> u32 {
         let rows = n_tokens * (a.n_head / a.n_head_kv);
         let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
-        attention::n_splits(shape.row_blocks(self.attention(shape)), a.n_head_kv, n_kv)
+        let tile = self.attention(shape, KvType::F16, KvType::F16);
+        attention::n_splits(shape.row_blocks(tile), a.n_head_kv, n_kv)
     }
 
-    /// Tile of attention.
-    pub fn attention(&self, shape: AttentionShape) -> AttentionTile {
-        shape.tile(self.subgroup)
+    /// Kernel and tile of attention.
+    pub fn attention(
+        &self,
+        shape: AttentionShape,
+        type_k: KvType,
+        type_v: KvType,
+    ) -> AttentionTile {
+        let matrix = self.attention_units.and_then(|units| units.choose(shape, type_k, type_v));
+        matrix.unwrap_or_else(|| shape.tile(self.subgroup))
     }
 }
 
