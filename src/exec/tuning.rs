@@ -43,10 +43,10 @@ pub struct Tuning {
     grouped_host_read_share: f64,
     /// What products of many rows run on, if not on the plain units.
     pub matrix: Option<MatrixUnits>,
-    /// The same for attention of many rows.
-    pub attention_units: Option<AttentionUnits>,
     /// Or these integer products.
     pub int8: Option<Int8Products>,
+    /// The same for attention of many rows.
+    pub attention_units: Option<AttentionUnits>,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -87,8 +87,7 @@ impl Tuning {
         let plain = Self::plain(info);
         match Units::of(info) {
             Units::Matrix(units) => {
-                let attention_units = AttentionUnits::new(info);
-                Tuning { matrix: Some(units), attention_units, ..plain }
+                Tuning { matrix: Some(units), attention_units: AttentionUnits::new(info), ..plain }
             }
             Units::Int8(products) => Tuning { int8: Some(products), ..plain },
             Units::Plain => plain,
@@ -119,8 +118,8 @@ impl Tuning {
                 group_from: 33,
                 grouped_host_read_share: 1.0,
                 matrix: None,
-                attention_units: None,
                 int8: None,
+                attention_units: None,
             },
             _ => Tuning {
                 subgroup,
@@ -142,8 +141,8 @@ impl Tuning {
                 // H200: 20 of 49 GB/s, too few loads in flight.
                 grouped_host_read_share: 0.4,
                 matrix: None,
-                attention_units: None,
                 int8: None,
+                attention_units: None,
             },
         }
     }
