@@ -8,7 +8,7 @@ use crate::flash_attn::{Case, Data, PLAIN};
 use crate::harness::{Checked, gpu};
 use crate::reference::kv::KvType;
 use half::f16;
-use vkmoe::exec::attention::{AttentionUnits, Held, MatrixSizes};
+use vkmoe::exec::attention::{AttentionUnits, Held, MatrixSizes, Weights};
 use vkmoe::vk::DeviceKind;
 
 /// Of a row's largest result: queries and weights are rounded to 11 bits each.
@@ -105,18 +105,18 @@ fn window_softcap_sinks() {
     }
 }
 
-/// Each place that things may have, with both ways to A operands.
+/// Each place that things may have, and each way to operands.
 #[test]
 fn tiles_of_all_kinds() {
     let Some((gpu, units)) = matrix_gpu() else { return };
     let case = Case { n_kv: 200, head: (24, 16), heads: (4, 2), window: 150, ..CASE };
     let (registers, shared) = (Held::Registers, Held::Shared);
     for (row_blocks, subgroups, keys, queries, turns, ahead, weights) in [
-        (1, 1, 16, registers, false, false, shared),
-        (1, 4, 64, registers, true, true, shared),
-        (2, 2, 32, shared, true, false, registers),
-        (2, 4, 32, shared, false, true, registers),
-        (3, 3, 16, registers, false, true, shared),
+        (1, 1, 16, registers, false, false, Weights::Carried),
+        (1, 4, 64, registers, true, true, Weights::Converted),
+        (2, 2, 32, shared, true, false, Weights::Copied),
+        (2, 4, 32, shared, false, true, Weights::Converted),
+        (3, 3, 16, registers, false, true, Weights::Carried),
     ] {
         let sizes = MatrixSizes { row_blocks, subgroups, keys, queries, turns, ahead, weights };
         let tile = units.tile(sizes);
