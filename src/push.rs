@@ -217,6 +217,47 @@ push_constants! {
 }
 
 push_constants! {
+    /// Gate, up and their activation for few rows of x.
+    GateUpVec = "gate_up_vec" GATE_UP_VEC {
+        /// Address of the matrix, or of `u64[n_expert]`, the experts' matrices.
+        gate: u64,
+        /// The same; may be gate's.
+        up: u64,
+        /// Address of the norm's weight, `f32[k]`, if there is a norm.
+        norm: u64,
+        /// Elements of a weight row.
+        k: u32,
+        /// Values of a row of y.
+        n: u32,
+        /// Rows of y.
+        m: u32,
+        /// Grouped: pair q takes row q / x_div of x.
+        x_div: u32,
+        /// Row of its matrix with which up begins.
+        up_first: u32,
+        /// The norm's: added to the mean square.
+        eps: f32,
+        /// Slope inside the sigmoid of `swiglu_oai`.
+        alpha: f32,
+        /// Clamp of `swiglu_oai`.
+        limit: f32,
+    }
+    /// Down projections of each token's experts, and their weighted sum, for few tokens.
+    DownCombineVec = "down_combine_vec" DOWN_COMBINE_VEC {
+        /// Address of `u64[n_expert]`, the experts' matrices.
+        table: u64,
+        /// Elements of a weight row.
+        k: u32,
+        /// Weight rows.
+        n: u32,
+        /// Experts of a token.
+        n_used: u32,
+        /// Unused.
+        _pad: u32,
+    }
+}
+
+push_constants! {
     /// RMS norm of rows, with an optional residual sum.
     RmsNorm = "rms_norm" RMS_NORM {
         /// Address of the weight, `f32[n]`; 0 = none.

@@ -1,10 +1,12 @@
 //! Kernels on a device against the twins in `reference/`: one module per shader.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+mod down_combine_vec;
 mod expert_count;
 mod expert_sort;
 mod flash_attn;
 mod flash_attn_merge;
+mod gate_up_vec;
 mod get_rows;
 mod glu;
 mod half_rows;
