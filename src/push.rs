@@ -352,6 +352,35 @@ push_constants! {
         /// Least sum that normalized weights are divided by.
         norm_min: f32,
     }
+    /// A norm, the router and the choice of experts, for few tokens.
+    RouterVec = "router_vec" ROUTER_VEC {
+        /// Address of the router, `[n_expert][k]`.
+        matrix: u64,
+        /// Address of the norm's weight, `f32[k]`.
+        norm: u64,
+        /// Address of what is added to the scores for the choice, `f32[n_expert]`; 0 = nothing.
+        bias: u64,
+        /// Elements of a weight row.
+        k: u32,
+        /// Tokens.
+        n_tokens: u32,
+        /// Experts, at most 512.
+        n_expert: u32,
+        /// Experts of a token.
+        n_used: u32,
+        /// Groups of experts; 0 or 1 = no groups.
+        n_group: u32,
+        /// Groups that a token may choose from.
+        n_group_used: u32,
+        /// The layer, reported when a logit is NaN.
+        il: u32,
+        /// The norm's: added to the mean square.
+        eps: f32,
+        /// Factor on the weights.
+        scale: f32,
+        /// Least sum that normalized weights are divided by.
+        norm_min: f32,
+    }
     /// Counts the pairs of each expert.
     ExpertCount = "expert_count" EXPERT_COUNT {
         /// Pairs (token, slot).

@@ -21,6 +21,7 @@ mod reference;
 mod rms_norm;
 mod rope;
 mod router;
+mod router_vec;
 mod top_logits;
 #[path = "../common/vulkan.rs"]
 mod vulkan;
