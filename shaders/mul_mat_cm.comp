@@ -78,7 +78,9 @@ const uint STAGE_UNITS = (BM + BN) * STRIDE;
 // After the last step the same memory holds a subgroup's results, f32, column by column.
 const uint COL_UNITS = MM / 4 + 1;
 const uint OUT_UNITS = MN * COL_UNITS;
-const uint ALL_OUT_UNITS = WARPS_M * WARPS_N * OUT_UNITS * (GLU != 0 ? 2 : 1);
+const uint ALL_OUT_UNITS = WARPS_M * WARPS_N * OUT_UNITS * TM;
+// Rows of matrices of y; the others are U's.
+const uint ROWS = GLU != 0 ? TM / 2 : TM;
 shared uvec4 tile_units[2 * STAGE_UNITS > ALL_OUT_UNITS ? 2 * STAGE_UNITS : ALL_OUT_UNITS];
 shared uint y_row[BN];
 shared uint x_row[BN]; // in units
@@ -170,8 +172,8 @@ float bias_of(uint expert, uint half_index, uint n) {
     return bias_at(p.bias, expert * width + half_index * p.n + n, gate);
 }
 
-// Writes the MM rows from `row` on of MN columns from `column` on, which the subgroup's part of shared
-// memory holds: sums of G first, for GLU then those of U.
+// Writes the MM rows from `row` on of MN columns from `column` on, whose sums are in shared memory from `at`
+// on; for GLU those of U are ROWS matrices behind.
 void store_results(uint at, uint expert, uint row, uint column) {
     const uint QUADS = MM / 4;
     for (uint i = gl_SubgroupInvocationID; i < MN * QUADS; i += gl_SubgroupSize) {
@@ -183,7 +185,7 @@ void store_results(uint at, uint expert, uint row, uint column) {
         }
         uint unit = at + i / QUADS * COL_UNITS + i % QUADS;
         vec4 sum = uintBitsToFloat(tile_units[unit]) * x_scale[c];
-        vec4 second = GLU != 0 ? uintBitsToFloat(tile_units[unit + OUT_UNITS]) * x_scale[c] : vec4(0.0);
+        vec4 second = GLU != 0 ? uintBitsToFloat(tile_units[unit + ROWS * OUT_UNITS]) * x_scale[c] : vec4(0.0);
         [[unroll]] for (uint r = 0; r < 4; r++) {
             uint known = min(n + r, p.n - 1);
             sum[r] += bias_of(expert, 0, known);
@@ -278,22 +280,26 @@ void main() {
         barrier();
     }
 
-    const uint HALVES = GLU != 0 ? 2 : 1;
-    const uint ROWS = TM / HALVES;
-    uint at = gl_SubgroupID * OUT_UNITS * HALVES;
-    [[unroll]] for (uint j = 0; j < TN; j++) {
+    // Column by column of matrices. Only the stores of matrices are unrolled: with all of it unrolled, the
+    // sums would be indexed at run time by compilers that find that too long, and live in memory.
+    uint at = gl_SubgroupID * OUT_UNITS * TM;
+    [[dont_unroll]] for (uint j = 0; j < TN; j++) {
         // The same for all subgroups: lavapipe takes subgroupBarrier for one of the workgroup.
-        if (j * WARPS_N * MN < n_columns) {
-            [[unroll]] for (uint i = 0; i < ROWS; i++) {
-                coopMatStore(sum[i][j], tile_units, at, COL_UNITS, gl_CooperativeMatrixLayoutColumnMajor);
-                if (GLU != 0) {
-                    coopMatStore(sum[ROWS + i][j], tile_units, at + OUT_UNITS, COL_UNITS,
+        if (j * WARPS_N * MN >= n_columns) {
+            break;
+        }
+        [[unroll]] for (uint known = 0; known < TN; known++) {
+            if (known == j) {
+                [[unroll]] for (uint i = 0; i < TM; i++) {
+                    coopMatStore(sum[i][known], tile_units, at + i * OUT_UNITS, COL_UNITS,
                         gl_CooperativeMatrixLayoutColumnMajor);
                 }
-                subgroupBarrier();
-                store_results(at, expert, first_row + matrix_row(warp_m, i), matrix_column(warp_n, j));
-                subgroupBarrier();
             }
         }
+        subgroupBarrier();
+        [[dont_unroll]] for (uint i = 0; i < ROWS; i++) {
+            store_results(at + i * OUT_UNITS, expert, first_row + matrix_row(warp_m, i), matrix_column(warp_n, j));
+        }
+        subgroupBarrier();
     }
 }

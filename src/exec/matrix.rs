@@ -77,14 +77,14 @@ impl MatrixUnits {
             && t.bn.is_multiple_of(t.warps_n * mn)
             && t.bk.is_multiple_of(mk)
             && t.warps_m * t.warps_n * self.subgroup <= self.max_invocations
-            && self.shared_bytes(t, glu) <= self.shared_bytes
+            && self.shared_bytes(t) <= self.shared_bytes
     }
 
     /// Shared memory of the shader, as its declarations add up.
-    fn shared_bytes(&self, t: MatrixTile, glu: bool) -> u32 {
+    fn shared_bytes(&self, t: MatrixTile) -> u32 {
         let [mm, mn, _] = self.shape;
         let stages = 2 * (t.bm + t.bn) * row_units(t.bk);
-        let results = t.warps_m * t.warps_n * mn * (mm / 4 + 1) * if glu { 2 } else { 1 };
+        let results = t.bm / mm * t.warps_n * mn * (mm / 4 + 1);
         stages.max(results) * 16 + t.bn * 12
     }
 

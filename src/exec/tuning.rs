@@ -4,16 +4,15 @@
 //! loads that do not coalesce and idle lanes.
 
 use super::attention::{self, AttentionShape, AttentionTile};
-use super::mat_vec::{MatVec, MatVecSizes};
+use super::mat_vec::MatVecSizes;
 use super::matrix::MatrixUnits;
-use crate::gguf::GgmlType;
 use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
 use crate::vk::{DeviceInfo, DeviceKind};
 use std::fmt;
 
-/// Shared memory of a matrix-vector workgroup for activations: several workgroups are to fit side by side.
-const MAT_VEC_TILE_BYTES: u32 = 28 << 10;
+/// Workgroups that fill a large GPU.
+const ENOUGH_WORKGROUPS: u64 = 256;
 
 /// The sizes for one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,8 +25,10 @@ pub struct Tuning {
     pub scan: u32,
     /// Tile of the matrix product.
     pub mul_mat: MulMatTile,
+    /// The same for products too small to give all of a device something to do.
+    mul_mat_small: MulMatTile,
     /// Kernels for few rows of x.
-    mat_vec: MatVecSizes,
+    pub mat_vec: MatVecSizes,
     /// Rows of x up to which the matrix-vector kernel is used.
     mat_vec_max: u32,
     /// From so many tokens on, pairs are grouped by expert.
@@ -67,22 +68,14 @@ impl Tuning {
     /// Without matrix units.
     fn plain(info: &DeviceInfo) -> Self {
         let subgroup = info.subgroup.default;
-        let tile_bytes = info.limits.shared_bytes.min(MAT_VEC_TILE_BYTES);
         match info.kind {
             DeviceKind::Cpu => Tuning {
                 subgroup,
                 elementwise: 64,
                 scan: subgroup,
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
-                mat_vec: MatVecSizes {
-                    subgroup,
-                    subgroups: 4,
-                    rows: 2,
-                    words: 24,
-                    sums: 16,
-                    groups: 64,
-                    tile_bytes,
-                },
+                mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
+                mat_vec: MatVecSizes::new(info),
                 mat_vec_max: 32,
                 group_from: 33,
                 grouped_host_read_share: 1.0,
@@ -93,15 +86,8 @@ impl Tuning {
                 elementwise: 256,
                 scan: 256,
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
-                mat_vec: MatVecSizes {
-                    subgroup,
-                    subgroups: (256 / subgroup).max(1),
-                    rows: 4,
-                    words: 64,
-                    sums: 16,
-                    groups: 264,
-                    tile_bytes,
-                },
+                mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 4, tn: 2 },
+                mat_vec: MatVecSizes::new(info),
                 mat_vec_max: 8,
                 group_from: 9,
                 // H200: 20 of 49 GB/s, too few loads in flight.
@@ -111,9 +97,20 @@ impl Tuning {
         }
     }
 
+    /// Tile of a dense product of `n` weight rows with `m` rows of x.
+    pub fn mul_mat_dense(&self, n: u32, m: u32) -> MulMatTile {
+        let t = self.mul_mat;
+        let groups = u64::from(n.div_ceil(t.bm)) * u64::from(m.div_ceil(t.bn));
+        if groups < ENOUGH_WORKGROUPS { self.mul_mat_small } else { t }
+    }
+
     /// What passes of `n_tokens` do in one op.
     pub fn fusions(&self) -> Fusions {
-        Fusions { half_from: self.matrix.map(|_| self.mat_vec_max + 1), gate_up_to: 0 }
+        Fusions {
+            half_from: self.matrix.map(|_| self.mat_vec_max + 1),
+            gate_up_to: self.mat_vec_max,
+            few_to: self.mat_vec_max,
+        }
     }
 
     /// Pairs per tile of the grouped product, of experts with so many pairs on average.
@@ -130,14 +127,9 @@ impl Tuning {
         }
     }
 
-    /// The matrix-vector kernel for `m` rows of `k` values, if they are few.
-    pub fn mat_vec(&self, ty: GgmlType, k: u32, m: u32) -> Option<MatVec> {
-        (m <= self.mat_vec_max).then(|| self.mat_vec.shape(ty, k, m, 1))
-    }
-
-    /// The matrix-vector kernel for pairs of tokens and experts.
-    pub fn mat_vec_id(&self, ty: GgmlType, k: u32) -> MatVec {
-        self.mat_vec.shape(ty, k, 1, 1)
+    /// Whether a product of `m` rows of x is for the kernels that read each weight once.
+    pub fn is_few(&self, m: u32) -> bool {
+        m <= self.mat_vec_max
     }
 
     /// Share of the bus that a pass gets when its kernels read experts in host memory.

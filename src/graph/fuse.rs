@@ -1,6 +1,7 @@
 //! Rewrites the plain ops of a pass into those that the device's kernels do in one. Pure: a peephole pass
 //! over the op list, which knows no device, only what [`Fusions`] says.
 
+use super::fuse_decode;
 use super::{GluOp, Graph, Half, Input, Op, Routing, Tensor, Weight};
 use crate::gguf::GgmlType;
 use std::collections::HashMap;
@@ -14,6 +15,9 @@ pub struct Fusions {
     /// Products of up to so many rows, or that go by a choice that is not grouped, take gate, up and their
     /// activation in one; 0: none does.
     pub gate_up_to: u32,
+    /// Passes of up to so many tokens take norms into the products after them, and more: see `fuse_decode`;
+    /// 0: none does.
+    pub few_to: u32,
 }
 
 /// k of a product of f16 rows is a multiple of this.
@@ -21,7 +25,10 @@ const HALF_K: u32 = 32;
 
 /// Fuses what `fusions` names.
 pub fn fuse(graph: Graph, fusions: Fusions) -> Graph {
-    let graph = gate_up(graph, fusions);
+    let mut graph = gate_up(graph, fusions);
+    if graph.tokens.is_some_and(|t| graph.shape(t).rows <= fusions.few_to) {
+        fuse_decode::fuse(&mut graph);
+    }
     match fusions.half_from {
         Some(rows) => half_rows(graph, rows),
         None => graph,
@@ -164,7 +171,7 @@ fn half_input(graph: &Graph, op: &Op, from: u32) -> Option<Tensor> {
     takes.then_some(x)
 }
 
-fn set_input(op: &mut Op, input: Input) {
+pub(super) fn set_input(op: &mut Op, input: Input) {
     if let Op::MulMat { x, .. } | Op::MulMatId { x, .. } | Op::GateUp { x, .. } = op {
         *x = input;
     }

@@ -43,7 +43,11 @@ fn all_types() {
 fn any_number_of_used_experts() {
     for n_used in [1, 2, 8, 11, 70] {
         check(Case::new(Quant::named("q8_0"), 96, 9, 3, n_used));
-        check(Case { groups: 1, chunk: 128, ..Case::new(Quant::named("q6_k"), 256, 50, 1, n_used) });
+        check(Case {
+            groups: 1,
+            chunk: 128,
+            ..Case::new(Quant::named("q6_k"), 256, 50, 1, n_used)
+        });
     }
 }
 

@@ -123,7 +123,13 @@ fn dense(case: Case) {
     let Shape { q, k, n, .. } = case.shape;
     let operands = Operands::dense(&gpu, case.shape);
     let up = operands.weights + (q.row_bytes(k) * n / 2) as u64;
-    run(&case, 0, &case.push(operands.weights, up), &[&gpu.upload(&operands.x)], &operands.expected);
+    run(
+        &case,
+        0,
+        &case.push(operands.weights, up),
+        &[&gpu.upload(&operands.x)],
+        &operands.expected,
+    );
 }
 
 fn grouped(case: Case, n_expert: usize, x_div: usize) {
@@ -133,8 +139,7 @@ fn grouped(case: Case, n_expert: usize, x_div: usize) {
     let half_bytes = (q.row_bytes(k) * n / 2) as u64;
     let ups: Vec<u64> = operands.addresses.iter().map(|a| a + half_bytes).collect();
     let up_table = gpu.upload(&ups);
-    let push =
-        GateUpVec { x_div: x_div as u32, ..case.push(operands.table, up_table.address()) };
+    let push = GateUpVec { x_div: x_div as u32, ..case.push(operands.table, up_table.address()) };
     let buffers = [&gpu.upload(&operands.x), &gpu.upload(&operands.ids)];
     run(&case, 0, &push, &buffers, &operands.expected);
 }
