@@ -9,6 +9,7 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use vkmoe::engine::{Engine, EngineOptions, Outputs};
 use vkmoe::gguf::Gguf;
+use vkmoe::graph::fuse::Fusions;
 use vkmoe::graph::scratch;
 use vkmoe::model::{Model, PassShape};
 use vkmoe::tokenizer::{Special, Tokenizer, Vocab};
@@ -32,6 +33,7 @@ fn files_and_plans(c: &mut Criterion) {
             n_splits: 1,
             group_from: 32,
             group_tile: 64,
+            fusions: Fusions::default(),
         };
         c.bench_function(&format!("graph and scratch plan, {n_tokens} tokens"), |b| {
             b.iter(|| scratch::plan(&model.graph(&shape)).bytes);

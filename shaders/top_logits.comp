@@ -1,7 +1,6 @@
 #version 460
 #include "common.glsl"
 #include "reduce.glsl"
-#include "order_key.glsl"
 // The k largest values of each row, descending, of equals the lower index first; k = 1 is argmax. NaN is
 // never chosen; places left over get id 0xffffffff and -inf.
 // One pass finds the best of each of CHUNKS runs of the row. Then each place takes the best run's best and

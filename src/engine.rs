@@ -4,8 +4,10 @@
 //! [`Engine::load`] does it.
 
 mod advice;
+mod ops;
 mod planned;
 
+pub use ops::{OpTimes, OpsRequest};
 pub use planned::Planned;
 
 use crate::error::{Error, Result};

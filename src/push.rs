@@ -207,6 +207,28 @@ push_constants! {
         /// Clamp of `swiglu_oai`.
         limit: f32,
     }
+    /// Matrix product for many rows of x, by integer dot products.
+    MulMatInt8 = "mul_mat_int8" MUL_MAT_INT8 {
+        /// Address of the matrix (dense).
+        weights: u64,
+        /// Address of `u64[n_expert]`, the experts' matrices (grouped).
+        table: u64,
+        /// Address of `f32[n]`, or `f32[n_expert][n]`; 0 = none.
+        bias: u64,
+        /// Elements of a weight row, a multiple of 32.
+        k: u32,
+        /// Weight rows.
+        n: u32,
+        /// Rows of y.
+        m: u32,
+        /// Grouped: pair q takes row q / x_div of x.
+        x_div: u32,
+    }
+    /// Rows as bytes with a scale for 32 of them.
+    Int8Rows = "int8_rows" INT8_ROWS {
+        /// Blocks of 32 values.
+        n_blocks: u32,
+    }
     /// Rows as f16 with a scale each.
     HalfRows = "half_rows" HALF_ROWS {
         /// Elements of a row, a multiple of 8.
@@ -299,6 +321,27 @@ push_constants! {
     }
     /// Attention over the cache.
     FlashAttn = "flash_attn" FLASH_ATTN {
+        /// Address of the attention sinks, `f32[n_head]`; 0 = none.
+        sinks: u64,
+        /// Tokens.
+        n_tokens: u32,
+        /// Heads of a token.
+        n_head: u32,
+        /// Heads of a cell; divides `n_head`.
+        n_kv_head: u32,
+        /// Runs of keys that are handled apart.
+        n_splits: u32,
+        /// Cells that a token sees, its own included; 0 = all up to its own.
+        window: u32,
+        /// Factor on q.k.
+        scale: f32,
+        /// Limit of the scores; 0 = none.
+        softcap: f32,
+        /// Unused.
+        _pad: u32,
+    }
+    /// Attention over the cache on matrix units.
+    FlashAttnCm = "flash_attn_cm" FLASH_ATTN_CM {
         /// Address of the attention sinks, `f32[n_head]`; 0 = none.
         sinks: u64,
         /// Tokens.
@@ -416,5 +459,28 @@ push_constants! {
         n_rows: u32,
         /// Places, at most 64.
         k: u32,
+    }
+    /// How fast memory is read.
+    PeakRead = "peak_read" PEAK_READ {
+        /// Address of what is read.
+        data: u64,
+        /// Parts, one for each workgroup.
+        n_parts: u32,
+        /// Unused.
+        _pad: u32,
+    }
+    /// How fast f32 are multiplied and added.
+    PeakFma = "peak_fma" PEAK_FMA {
+        /// Steps of each chain.
+        steps: u32,
+        /// Factor.
+        a: f32,
+        /// Summand.
+        b: f32,
+    }
+    /// How fast matrix units multiply f16.
+    PeakMatrix = "peak_matrix" PEAK_MATRIX {
+        /// Products of each accumulator.
+        steps: u32,
     }
 }

@@ -116,3 +116,68 @@ fn flags_that_make_no_sense_are_refused() {
         assert!(ran.err.contains(words) && ran.out.is_empty(), "{args}: {}", ran.err);
     }
 }
+
+/// A prompt and one token: every kernel with its figures, on any device.
+#[test]
+fn kernels_one_by_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = vkmoe(&dir, "bench --ops --preset tiny -p 40 -n 1 -d 70 -r 1 -o jsonl");
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    let rows: Vec<Value> =
+        ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |n_prompt: u64, op: &str| {
+        let is = |row: &&Value| row["n_prompt"] == n_prompt && row["op"] == op;
+        rows.iter().filter(is).collect::<Vec<_>>()
+    };
+    for n_prompt in [40, 0] {
+        for op in ["attn_q", "attn_k_norm", "attention", "kv_store", "ffn_gate_exps", "output"] {
+            let found = of(n_prompt, op);
+            assert!(!found.is_empty(), "{op} of {n_prompt} tokens is missing");
+        }
+        // Half of the layers have better types: two kernels of one op.
+        let down = of(n_prompt, "ffn_down_exps");
+        assert_eq!(down.len(), 2);
+        assert!(down.iter().all(|row| row["count"] == 2), "{down:?}");
+    }
+    assert_eq!(of(0, "group_pairs").len(), 0, "one token needs no groups");
+    for row in &rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        assert_eq!(row["n_depth"], 70);
+        assert!(number("ns") > 0.0 && number("peak_memory_gbps") > 0.0, "{row}");
+        assert!(row["kernel"] == "copy" || number("peak_share") < 1.3, "{row}");
+    }
+    let shares = rows.iter().filter(|row| row["n_prompt"] == 40);
+    let sum: f64 = shares.map(|row| row["time_share"].as_f64().unwrap()).sum();
+    assert!((sum - 1.0).abs() < 1e-6, "{sum}");
+}
+
+/// A file gives shapes and types; other tiles stand beside the chosen one.
+#[test]
+fn tiles_of_a_file_s_kernels() {
+    let dir = folder();
+    let args = "bench --ops -m tiny.gguf -p 33 -n 0 -r 1 --tiles --filter attn_k";
+    let ran = vkmoe(&dir, args);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    assert!(ran.out.contains("at best: "), "{}", ran.out);
+    let lines: Vec<&str> = ran.out.lines().filter(|line| line.contains("mul_mat.")).collect();
+    assert!(lines.len() > 3, "{}", ran.out);
+    assert_eq!(lines.iter().filter(|line| line.contains("| * attn_k")).count(), 1, "{}", ran.out);
+    assert!(!ran.out.contains("ffn_"), "{}", ran.out);
+}
+
+#[test]
+fn flags_of_kernels_that_make_no_sense_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (args, words) in [
+        ("--tiles", "--ops"),
+        ("--ops --preset none", "qwen3-30b-a3b"),
+        ("--ops -p 0 -n 0", "-p, -n"),
+        ("--ops -m a.gguf --preset tiny", "--preset"),
+        ("--ops -m none.gguf", "none.gguf"),
+        ("--ops --preset gpt-oss-20b", "gpt-oss"),
+    ] {
+        let ran = vkmoe(&dir, &format!("bench {args}"));
+        assert!(ran.code.is_some_and(|code| code != 0), "{args}");
+        assert!(ran.err.contains(words) && ran.out.is_empty(), "{args}: {}", ran.err);
+    }
+}

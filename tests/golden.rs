@@ -66,20 +66,27 @@ fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Every prompt: the last logits within `tolerance`, every argmax that is not a near tie.
+/// Every prompt: the last logits within `tolerance`, every argmax that is not a near tie. With integer
+/// products one position in fifty may differ: rounding to bytes changes the choice of an expert now and
+/// then, and with it all logits of the token, as a q8_0 cache does at the same positions.
 fn check_prompts(engine: &mut Engine, golden: &Golden, tolerance: f32) {
+    let mut others = Vec::new();
     for (p, tokens) in golden.prompt_tokens.iter().enumerate() {
         let rows = all_logits(engine, tokens);
         let off = max_difference(rows.last().unwrap(), &golden.last_logits[p]);
-        assert!(off <= tolerance, "prompt {p}: the last logits are off by {off}");
+        if off > tolerance {
+            others.push(format!("prompt {p}: the last logits are off by {off}"));
+        }
         for (i, row) in rows.iter().enumerate() {
             let close_call = golden.mid_logits_margin[p][i] <= 2.0 * tolerance;
-            assert!(
-                close_call || argmax(row) == golden.mid_logits_argmax[p][i],
-                "prompt {p}: another token at position {i}"
-            );
+            if !close_call && argmax(row) != golden.mid_logits_argmax[p][i] {
+                others.push(format!("prompt {p}: another token at position {i}"));
+            }
         }
     }
+    let n_positions: usize = golden.prompt_tokens.iter().map(Vec::len).sum();
+    let allowed = if engine.tuning().int8.is_some() { n_positions / 50 } else { 0 };
+    assert!(others.len() <= allowed, "{}", others.join("\n"));
 }
 
 /// Greedy decoding, one token at a time.
@@ -96,10 +103,15 @@ fn check_greedy(engine: &mut Engine, golden: &Golden) {
     assert_eq!(chosen, golden.greedy);
 }
 
-/// How near logits must come, whatever the tensor type: activations stay f32, or go through matrix units as
-/// f16. The logits' standard deviation is 1.7 to 3.3.
+/// How near logits must come, whatever the tensor type: activations stay f32, go through matrix units as
+/// f16, or through integer products as bytes, which cost what a q8_0 cache costs. The logits' standard
+/// deviation is 1.7 to 3.3.
 fn tolerance(engine: &Engine) -> f32 {
-    if engine.tuning().matrix.is_some() { 0.02 } else { 1e-3 }
+    match engine.tuning() {
+        tuning if tuning.int8.is_some() => 0.3,
+        tuning if tuning.matrix.is_some() => 0.02,
+        _ => 1e-3,
+    }
 }
 
 /// A model of one tensor type: prompts in one ubatch, then greedy decoding.
@@ -156,10 +168,12 @@ fn caches_of_every_type() {
     for (ty, tolerance) in [(KvType::F16, 0.02), (KvType::Q8_0, 0.3), (KvType::Q4_0, 4.0)] {
         let mut engine =
             open("qwen3moe-f32", &EngineOptions { type_k: ty, type_v: ty, ..options() });
-        let rows = all_logits(&mut engine, &golden.prompt_tokens[2]);
-        let off = max_difference(rows.last().unwrap(), &golden.last_logits[2]);
-        assert!(off <= tolerance, "{ty}: off by {off}");
-        assert!(off > 0.0, "{ty} is not f32");
+        for prompt in [2, 4] {
+            let rows = all_logits(&mut engine, &golden.prompt_tokens[prompt]);
+            let off = max_difference(rows.last().unwrap(), &golden.last_logits[prompt]);
+            assert!(off <= tolerance, "{ty}, prompt {prompt}: off by {off}");
+            assert!(off > 0.0, "{ty} is not f32");
+        }
         assert_clean(engine.device().instance());
     }
 }

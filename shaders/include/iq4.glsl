@@ -18,3 +18,17 @@ void iq4_scale8(uvec2 q, float d, out float w[8]) {
 vec4 iq4_values(uint q) {
     return vec4(iq4_value(q), iq4_value(q >> 8), iq4_value(q >> 16), iq4_value(q >> 24));
 }
+#ifdef QUANT_AS_BYTES
+// 16 nibbles, each in the low half of a byte, as signed bytes.
+uvec4 iq4_bytes(uvec4 q) {
+    const uvec4 VALUES = uvec4(0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535);
+    uvec4 bytes = uvec4(0);
+    [[unroll]] for (uint i = 0; i < 16; i++) {
+        uint n = q[i / 4] >> (i % 4 * 8);
+        uvec2 half8 = (n & 8) == 0 ? VALUES.xy : VALUES.zw;
+        uint four = (n & 4) == 0 ? half8.x : half8.y;
+        bytes[i / 4] |= ((four >> ((n & 3) * 8)) & 255) << (i % 4 * 8);
+    }
+    return bytes;
+}
+#endif

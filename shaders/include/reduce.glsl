@@ -59,3 +59,5 @@ uvec2 group_best(uvec2 candidate) {
     uint key = group_max(candidate.x);
     return uvec2(key, ~group_max(candidate.x == key ? ~candidate.y : 0));
 }
+
+#include "order_key.glsl"

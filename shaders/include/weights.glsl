@@ -14,6 +14,11 @@
 //                            elements 4 i .. 4 i + 3 of the unit, run after run, without scale
 //   vec2 unit_scale(Unit w, uint u, uint j)
 //                            of run j: w = x * q + y
+// and, if QUANT_AS_BYTES is defined, all but float types
+//   void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale)
+//                            elements k..k+15, k a multiple of 16: signed bytes q; w = scale.x * q + scale.y
+//   const uint QUANT_GROUP   elements that share `scale`: 16 or 32
+//   const bool QUANT_HAS_MIN scale.y is not always 0
 // Blocks are those of ggml. Row starts are aligned as blocks are, at most to 16. A decoder may read up
 // to 64 bytes past the row: weight buffers are padded by that. Float types have rows of any length,
 // there the caller discards the elements past the row's end by selection, for they may be NaN.
@@ -103,6 +108,12 @@ vec4 load_floats4(uint64_t row, uint i, uint k) {
     uint64_t a = row + i * 4;
     return (k & 3) == 0 ? F32x4(a).f : vec4(F32s(a).f[0], F32s(a).f[1], F32s(a).f[2], F32s(a).f[3]);
 }
+#ifdef QUANT_AS_BYTES
+uvec4 load16_align8(uint64_t a) { return uvec4(load8_align8(a), load8_align8(a + 8)); }
+uvec4 load16_align4(uint64_t a) { return uvec4(load8_align4(a), load8_align4(a + 8)); }
+// Each byte, below 128, minus `by`, as signed bytes.
+uvec4 minus(uvec4 bytes, uint by) { return (bytes + (128 - by) * 0x01010101) ^ 0x80808080; }
+#endif
 
 #include "quant.glsl"
 

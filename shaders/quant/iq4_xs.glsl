@@ -33,3 +33,16 @@ vec2 unit_scale(Unit w, uint u, uint j) {
     uint scale = ((w.head.y >> (b * 4)) & 15) | (((w.head.x >> (16 + b * 2)) & 3) << 4);
     return vec2(unpackHalf2x16(w.head.x).x * float(int(scale) - 32), 0.0);
 }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 32;
+const bool QUANT_HAS_MIN = false;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 256 * 136;
+    uint j = (k & 255) / 32;
+    uvec2 head = load8_align8(block);
+    uint six = ((head.y >> (j * 4)) & 15) | (((head.x >> (16 + j * 2)) & 3) << 4);
+    scale = vec2(unpackHalf2x16(head.x).x * float(int(six) - 32), 0.0);
+    q = iq4_bytes(load16_align8(block + (8 + j * 16)) >> ((k & 16) >> 2));
+}
+#endif

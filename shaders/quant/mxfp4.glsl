@@ -48,3 +48,21 @@ vec4 unit_q(Unit w, uint u, uint i) {
 vec2 unit_scale(Unit w, uint u, uint j) {
     return vec2(uintBitsToFloat(w.e < 2 ? 0x00200000 << w.e : (w.e - 1) << 23), 0.0);
 }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 32;
+const bool QUANT_HAS_MIN = false;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 32 * 17;
+    uint e = load_u8(block);
+    scale = vec2(uintBitsToFloat(e < 2 ? 0x00200000 << e : (e - 1) << 23), 0.0);
+    uvec4 nibbles = uvec4(load8_align1(block + 1), load8_align1(block + 9)) >> ((k & 16) >> 2);
+    q = uvec4(0);
+    [[unroll]] for (uint i = 0; i < 16; i++) {
+        uint n = nibbles[i / 4] >> (i % 4 * 8);
+        uint four = (n & 4) == 0 ? 0x03020100 : 0x0c080604;
+        uint magnitude = (four >> ((n & 3) * 8)) & 15;
+        q[i / 4] |= ((n & 8) == 0 ? magnitude : (256 - magnitude) & 255) << (i % 4 * 8);
+    }
+}
+#endif

@@ -33,3 +33,15 @@ vec2 unit_scale(Unit w, uint u, uint j) {
     uint scale = w.scales[j / 2] >> (j % 2 * 16 + u % 4 / 2 * 8);
     return unpackHalf2x16(w.dm) * vec2(float(int(scale & 15)), -float(int((scale >> 4) & 15)));
 }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 16;
+const bool QUANT_HAS_MIN = true;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 256 * 84;
+    uint e = k & 255;
+    uint both = load_u8(block + e / 16);
+    scale = load_half2(block + 80) * vec2(int(both & 15), -int(both >> 4));
+    q = (load16_align4(block + (16 + e / 128 * 32 + (e & 31))) >> ((e / 32 & 3) * 2)) & 0x03030303;
+}
+#endif

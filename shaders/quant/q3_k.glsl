@@ -51,3 +51,20 @@ vec2 unit_scale(Unit w, uint u, uint j) {
     float d = unpackHalf2x16(w.odd ? w.scales.w >> 16 : w.scales.w).x * float(scale);
     return vec2(d, -4.0 * d);
 }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 16;
+const bool QUANT_HAS_MIN = false;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 256 * 110;
+    uint e = k & 255;
+    uint i = e / 16;
+    uint low = load_u8(block + (96 + (i & 7))) >> (i / 8 * 4);
+    uint high = load_u8(block + (104 + (i & 3))) >> (i / 4 * 2);
+    int both = int((low & 15) | ((high & 3) << 4)) - 32;
+    scale = vec2(load_half(block + 108) * float(both), 0.0);
+    uvec4 two = (load16_align2(block + (32 + e / 128 * 32 + (e & 31))) >> ((e / 32 & 3) * 2)) & 0x03030303;
+    uvec4 bit2 = (load16_align2(block + (e & 31)) >> (e / 32)) & 0x01010101;
+    q = minus(two | (bit2 << 2), 4);
+}
+#endif

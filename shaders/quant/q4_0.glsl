@@ -28,3 +28,13 @@ vec4 unit_q(Unit w, uint u, uint i) {
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return first_half(w.w[0], w.odd) * vec2(1.0, -8.0); }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 32;
+const bool QUANT_HAS_MIN = false;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 32 * 18;
+    scale = vec2(load_half(block), 0.0);
+    q = minus((load16_align2(block + 2) >> ((k & 16) >> 2)) & 0x0f0f0f0f, 8);
+}
+#endif

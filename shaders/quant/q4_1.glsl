@@ -23,3 +23,13 @@ Unit load_unit(uint64_t row, uint u, uint k) {
 vec4 unit_q(Unit w, uint u, uint i) { return bytes((w.w[1 + i % 4] >> (i / 4 * 4)) & 0x0f0f0f0f); }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return unpackHalf2x16(w.w[0]); }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 32;
+const bool QUANT_HAS_MIN = true;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 32 * 20;
+    scale = load_half2(block);
+    q = (load16_align4(block + 4) >> ((k & 16) >> 2)) & 0x0f0f0f0f;
+}
+#endif

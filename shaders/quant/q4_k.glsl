@@ -26,3 +26,14 @@ Unit load_unit(uint64_t row, uint u, uint k) {
 vec4 unit_q(Unit w, uint u, uint i) { return bytes((w.q[i % 4] >> (i / 4 * 4)) & 0x0f0f0f0f); }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return unit_scale_k4(w.head, u / 2 % 4, j); }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 32;
+const bool QUANT_HAS_MIN = true;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 256 * 144;
+    uint e = k & 255;
+    scale = scale_min_k4(U32x4(block).u, e / 32) * vec2(1.0, -1.0);
+    q = (U32x4(block + (16 + e / 64 * 32 + (e & 31))).u >> ((e & 32) >> 3)) & 0x0f0f0f0f;
+}
+#endif

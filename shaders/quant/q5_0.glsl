@@ -32,3 +32,15 @@ vec4 unit_q(Unit w, uint u, uint i) {
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return first_half(w.w[0], w.odd) * vec2(1.0, -16.0); }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 32;
+const bool QUANT_HAS_MIN = false;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 32 * 22;
+    scale = vec2(load_half(block), 0.0);
+    uint bits = uint(U16s(block + (2 + (k & 16) / 8)).u[0]);
+    uvec4 high = uvec4(spread_bits(bits), spread_bits(bits >> 8));
+    q = minus(((load16_align2(block + 6) >> ((k & 16) >> 2)) & 0x0f0f0f0f) | (high << 4), 16);
+}
+#endif

@@ -28,3 +28,16 @@ vec4 unit_q(Unit w, uint u, uint i) {
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return unpackHalf2x16(w.w[0].x); }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 32;
+const bool QUANT_HAS_MIN = true;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 32 * 24;
+    uvec2 head = load8_align8(block);
+    scale = unpackHalf2x16(head.x);
+    uint bits = head.y >> (k & 16);
+    uvec4 high = uvec4(spread_bits(bits), spread_bits(bits >> 8));
+    q = ((load16_align8(block + 8) >> ((k & 16) >> 2)) & 0x0f0f0f0f) | (high << 4);
+}
+#endif

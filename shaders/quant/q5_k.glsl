@@ -32,3 +32,16 @@ vec4 unit_q(Unit w, uint u, uint i) {
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return unit_scale_k4(w.head, u / 2 % 4, j); }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 32;
+const bool QUANT_HAS_MIN = true;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 256 * 176;
+    uint e = k & 255;
+    scale = scale_min_k4(U32x4(block).u, e / 32) * vec2(1.0, -1.0);
+    uvec4 high = (U32x4(block + (16 + (e & 31))).u >> (e / 32)) & 0x01010101;
+    uvec4 low = (U32x4(block + (48 + e / 64 * 32 + (e & 31))).u >> ((e & 32) >> 3)) & 0x0f0f0f0f;
+    q = low | (high << 4);
+}
+#endif

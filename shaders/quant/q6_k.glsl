@@ -45,3 +45,16 @@ vec2 unit_scale(Unit w, uint u, uint j) {
     float d = unpackHalf2x16(w.d).x * float(scale);
     return vec2(d, -32.0 * d);
 }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 16;
+const bool QUANT_HAS_MIN = false;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 256 * 210;
+    uint e = k & 255;
+    scale = vec2(load_half(block + 208) * float(load_i8(block + (192 + e / 16))), 0.0);
+    uvec4 low = load16_align2(block + (e / 128 * 64 + (e & 63))) >> ((e & 64) >> 4);
+    uvec4 high = load16_align2(block + (128 + e / 128 * 32 + (e & 31))) >> ((e / 32 & 3) * 2);
+    q = minus((low & 0x0f0f0f0f) | ((high & 0x03030303) << 4), 32);
+}
+#endif

@@ -29,3 +29,13 @@ Unit load_unit(uint64_t row, uint u, uint k) {
 vec4 unit_q(Unit w, uint u, uint i) { return signed_bytes(after_half(w.w[i], w.w[i + 1], w.odd)); }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return vec2(first_half(w.w[0], w.odd), 0.0); }
+#ifdef QUANT_AS_BYTES
+const uint QUANT_GROUP = 32;
+const bool QUANT_HAS_MIN = false;
+
+void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
+    uint64_t block = row + k / 32 * 34;
+    scale = vec2(load_half(block), 0.0);
+    q = load16_align2(block + (2 + (k & 16)));
+}
+#endif

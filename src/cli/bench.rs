@@ -1,9 +1,10 @@
 //! Flags of `vkmoe bench`: llama-bench's, most of which take lists. `-p 512,2048` and `-p 512 -p 2048`
 //! are the same; ranges are `1-8`, `128-512+128` and `128-2048*2`.
 
-use super::{CopyQueueArg, HostSourceArg, KvTypeArg, gpu_layers, trace_path};
+use super::{CopyQueueArg, HostSourceArg, KvTypeArg, gpu_layers, names, trace_path};
 use crate::plan::{GpuLayers, Overrides};
 use crate::stream::options::SlotCount;
+use crate::synth::presets::PRESETS;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -90,7 +91,23 @@ pub struct BenchArgs {
     /// A line on standard error for each run, instead of a bar
     #[arg(long)]
     pub progress: bool,
+    /// Time single kernels instead of the whole: each one's time, its share of a pass, and how near it
+    /// comes to what the device does at best, which is measured first. -p are tokens of one pass, -n
+    /// any number for a pass of one token. Weights are random; one layer of each kind stands for all
+    #[arg(long, help_heading = KERNELS)]
+    pub ops: bool,
+    /// Model whose shapes and types are taken, if -m names none [default: qwen3-30b-a3b]
+    #[arg(long, value_name = "MODEL", value_parser = names(PRESETS.iter().map(|p| p.name)), requires = "ops", conflicts_with = "model", help_heading = KERNELS)]
+    pub preset: Option<String>,
+    /// Only kernels and ops with this in their names
+    #[arg(long, value_name = "SUBSTRING", requires = "ops", help_heading = KERNELS)]
+    pub filter: Option<String>,
+    /// Also every tile that the device might do better with; `*` marks the chosen one
+    #[arg(long, requires = "ops", help_heading = KERNELS)]
+    pub tiles: bool,
 }
+
+const KERNELS: &str = "Single kernels";
 
 /// Formats of the result.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]

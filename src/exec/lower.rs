@@ -2,15 +2,15 @@
 
 mod decode;
 
-use super::attention::AttentionShape;
+use super::attention::{AttentionKind, AttentionShape};
 use super::kernels::{Bound, KernelKey, Launch};
 use super::kv::KvShape;
 use super::residency::Residency;
 use super::tuning::Tuning;
 use crate::graph::scratch::Layout;
 use crate::graph::{
-    AttentionOp, Gating, GluOp, Graph, Half, Input, KvHalf, Op, PairGroups, RopeOp, RopePairing,
-    RouterOp, Routing, Shape, Tensor, Weight, WeightId,
+    AttentionOp, Gating, GluOp, Graph, Half, Input, Int8, KvHalf, Op, PairGroups, RopeOp,
+    RopePairing, RouterOp, Routing, Shape, Tensor, Weight, WeightId,
 };
 use crate::push;
 use crate::stream::Streamer;
@@ -75,6 +75,7 @@ impl Lowering<'_> {
                         self.mul_mat(weights, bias, x, out)
                     }
                     Input::Full(_) | Input::Normed(_) => self.mul_mat_vec(weights, bias, x, out),
+                    Input::Int8(x) => self.products_int8(Products::new(weights, bias), x, out),
                 }]
             }
             Op::MulMatId { weights, bias, x, x_div, routing, out } => {
@@ -82,6 +83,7 @@ impl Lowering<'_> {
                 let grouped = Products::new(weights, bias).grouped(routing, x_div);
                 vec![match (x, routing.groups) {
                     (Input::Half(x), _) => self.products(grouped, x, out),
+                    (Input::Int8(x), _) => self.products_int8(grouped, x, out),
                     (Input::Full(x), Some(groups)) => {
                         self.mul_mat_id(weights, bias, (x, x_div), groups, out)
                     }
@@ -106,6 +108,7 @@ impl Lowering<'_> {
             }
             Op::NormRouter { .. } => vec![self.norm_router(op)],
             Op::HalfRows { x, out } => vec![self.half_rows(x, out)],
+            Op::Int8Rows { x, out } => vec![self.int8_rows(x, out)],
             Op::Rope { x, head_dim, rope } => vec![self.rope(x, head_dim, rope)],
             Op::KvStore { il, half, x, head_dim } => vec![self.kv_store(il, half, x, head_dim)],
             Op::Attention { il, attention, q, out, partial, n_splits } => {
@@ -242,7 +245,7 @@ impl Lowering<'_> {
             mm,
             mn,
             mk,
-            u32::from(t.ahead),
+            t.stages,
         ];
         let (one, table): (fn(&Self, WeightId) -> u64, fn(&Self, WeightId) -> u64) = match pairs {
             Some(_) => (|_, _| 0, Self::table),
@@ -268,6 +271,39 @@ impl Lowering<'_> {
         let columns = pairs.map_or(m.div_ceil(t.bn), |g| self.shape(g.tiles).rows);
         let kernel = KernelKey::of_type::<push::MulMatCm>(w.ty, &spec);
         Launch::new(kernel, push, &bindings, UVec3::new(n.div_ceil(rows), columns, 1))
+    }
+
+    fn int8_rows(&self, x: Tensor, out: Int8) -> Launch {
+        let Shape { rows, cols } = self.shape(out.scales);
+        let n_blocks = rows * cols;
+        let local = self.tuning.elementwise;
+        let kernel = KernelKey::new::<push::Int8Rows>(&[local]);
+        let bindings = [x, out.rows, out.scales].map(|t| self.bound(t));
+        let items = u64::from(n_blocks).div_ceil(local.into());
+        Launch::over(kernel, push::Int8Rows { n_blocks }, &bindings, items)
+    }
+
+    /// Products of rows of bytes.
+    fn products_int8(&self, products: Products, x: Int8, out: Tensor) -> Launch {
+        let Products { weights: w, bias, grouped, .. } = products;
+        let m = self.shape(out).rows;
+        let Some(int8) = self.tuning.int8 else {
+            unreachable!("rows of bytes are for integer products")
+        };
+        let t = if grouped.is_some() { int8.tile } else { int8.dense(w.n, m) };
+        let (weights, table) = match grouped {
+            Some(_) => (0, self.table(w.id)),
+            None => (self.residency.address(w.id), 0),
+        };
+        let x_div = grouped.map_or(1, |(_, x_div)| x_div);
+        let push = push::MulMatInt8 { weights, table, bias, k: w.k, n: w.n, m, x_div };
+        let (rows, y) = (self.bound(x.rows), self.bound(out));
+        let lists = |groups: PairGroups| [self.bound(groups.pairs), self.bound(groups.tiles)];
+        let [pairs, tiles] = grouped.map_or([rows; 2], |(groups, _)| lists(groups));
+        let bindings = [rows, y, pairs, tiles, self.bound(x.scales)];
+        let columns = grouped.map_or(m.div_ceil(t.bn), |(g, _)| self.shape(g.tiles).rows);
+        let kernel = KernelKey::of_type::<push::MulMatInt8>(w.ty, &t.spec(grouped.is_some()));
+        Launch::new(kernel, push, &bindings, UVec3::new(w.n.div_ceil(t.bm), columns, 1))
     }
 
     fn rope(&self, x: Tensor, head_dim: u32, rope: RopeOp) -> Launch {
@@ -319,20 +355,15 @@ impl Lowering<'_> {
     ) -> Vec<Launch> {
         let n_tokens = self.shape(q).rows;
         let sinks = self.residency.optional(a.sinks);
-        let has_sinks = u32::from(a.sinks.is_some());
         let rows = n_tokens * (a.n_head / a.n_head_kv);
         let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
-        let t = self.tuning.attention(shape);
-        let spec = [
-            t.local_size,
-            a.head_k,
-            a.head_v,
-            self.kv.type_k.spec(),
-            self.kv.type_v.spec(),
-            t.rows,
-            t.keys,
-            has_sinks,
-        ];
+        let kind = AttentionKind {
+            type_k: self.kv.type_k,
+            type_v: self.kv.type_v,
+            sinks: a.sinks.is_some(),
+            softcap: a.softcap != 0.0,
+        };
+        let t = self.tuning.attention(shape, kind.type_k, kind.type_v);
         let push = push::FlashAttn {
             sinks,
             n_tokens,
@@ -348,14 +379,23 @@ impl Lowering<'_> {
         let parts = self.bound(partial.unwrap_or(out));
         let bindings = [self.bound(q), k, v, Bound::Positions, self.bound(out), parts];
         let groups = UVec3::new(shape.row_blocks(t), a.n_head_kv, n_splits);
-        let flash = Launch::new(KernelKey::new::<push::FlashAttn>(&spec), push, &bindings, groups);
+        let kernel = t.kernel(shape, kind);
+        let flash = match t.matrix {
+            None => Launch::new(kernel, push, &bindings, groups),
+            // The same struct but for its name.
+            Some(_) => {
+                let push: push::FlashAttnCm = bytemuck::cast(push);
+                Launch::new(kernel, push, &bindings, groups)
+            }
+        };
         if n_splits == 1 {
             return vec![flash];
         }
         let n_rows = n_tokens * a.n_head;
         let push =
             push::FlashAttnMerge { sinks, n_rows, n_head: a.n_head, head_v: a.head_v, n_splits };
-        let kernel = KernelKey::new::<push::FlashAttnMerge>(&[self.tuning.subgroup, has_sinks]);
+        let kernel =
+            KernelKey::new::<push::FlashAttnMerge>(&[self.tuning.subgroup, u32::from(kind.sinks)]);
         vec![flash, Launch::over(kernel, push, &[parts, self.bound(out)], n_rows.into())]
     }
 

@@ -4,8 +4,8 @@ use crate::vk::{DeviceInfo, DeviceKind};
 
 /// Workgroups that keep a large GPU busy: two for each of its units.
 const ENOUGH_WORKGROUPS: u64 = 256;
-/// Elements of a weight row that one step multiplies, in units of 16 bytes, and one of padding.
-const fn row_units(bk: u32) -> u32 {
+/// What a row takes of shared memory for a step, in units of 16 bytes: its elements, and one of padding.
+const fn row_quads(bk: u32) -> u32 {
     bk / 8 + 1
 }
 
@@ -22,23 +22,30 @@ pub struct MatrixTile {
     pub warps_m: u32,
     /// Subgroups along the rows of x.
     pub warps_n: u32,
-    /// Whether a step fetches for the next one before its products.
-    pub ahead: bool,
+    /// Buffers in shared memory.
+    pub stages: u32,
 }
 
-const fn tile(bm: u32, bn: u32, bk: u32, warps_m: u32, warps_n: u32, ahead: bool) -> MatrixTile {
-    MatrixTile { bm, bn, bk, warps_m, warps_n, ahead }
+pub(super) const fn tile(
+    bm: u32,
+    bn: u32,
+    bk: u32,
+    warps_m: u32,
+    warps_n: u32,
+    stages: u32,
+) -> MatrixTile {
+    MatrixTile { bm, bn, bk, warps_m, warps_n, stages }
 }
 
 /// Of a GPU, larger first.
 const GPU_TILES: &[MatrixTile] = &[
-    tile(128, 128, 32, 4, 2, true),
-    tile(128, 64, 32, 4, 2, true),
-    tile(64, 64, 32, 2, 2, true),
-    tile(64, 32, 32, 2, 1, true),
+    tile(128, 128, 32, 4, 2, 2),
+    tile(128, 64, 32, 4, 2, 2),
+    tile(64, 64, 32, 2, 2, 2),
+    tile(64, 32, 32, 2, 1, 2),
 ];
 /// Of a CPU that plays GPU.
-const CPU_TILES: &[MatrixTile] = &[tile(32, 32, 32, 2, 1, false)];
+const CPU_TILES: &[MatrixTile] = &[tile(32, 32, 32, 2, 1, 2)];
 
 /// The matrix units of a device as kernels use them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,6 +77,12 @@ impl MatrixUnits {
         self.tiles.iter().copied().filter(move |t| self.fits(*t, glu))
     }
 
+    /// With this tile for everything, if the device can run it.
+    pub fn only(&self, tile: &'static MatrixTile) -> Option<Self> {
+        let fits = self.fits(*tile, false) && self.fits(*tile, true);
+        fits.then_some(MatrixUnits { tiles: std::slice::from_ref(tile), ..*self })
+    }
+
     fn fits(&self, t: MatrixTile, glu: bool) -> bool {
         let [mm, mn, mk] = self.shape;
         let rows = t.warps_m * mm * if glu { 2 } else { 1 };
@@ -83,7 +96,7 @@ impl MatrixUnits {
     /// Shared memory of the shader, as its declarations add up.
     fn shared_bytes(&self, t: MatrixTile) -> u32 {
         let [mm, mn, _] = self.shape;
-        let stages = 2 * (t.bm + t.bn) * row_units(t.bk);
+        let stages = t.stages * (t.bm + t.bn) * row_quads(t.bk);
         let results = t.bm / mm * t.warps_n * mn * (mm / 4 + 1);
         stages.max(results) * 16 + t.bn * 12
     }
@@ -118,11 +131,19 @@ impl MatrixUnits {
 }
 
 #[cfg(test)]
+impl MatrixUnits {
+    /// Of a GPU that nobody has.
+    pub(super) fn made_up(shape: [u32; 3], subgroup: u32, shared_bytes: u32) -> Self {
+        MatrixUnits { shape, subgroup, shared_bytes, max_invocations: 1024, tiles: GPU_TILES }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     fn units(shape: [u32; 3], subgroup: u32, shared_bytes: u32) -> MatrixUnits {
-        MatrixUnits { shape, subgroup, shared_bytes, max_invocations: 1024, tiles: GPU_TILES }
+        MatrixUnits::made_up(shape, subgroup, shared_bytes)
     }
 
     #[test]

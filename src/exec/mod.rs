@@ -1,13 +1,15 @@
 //! Runs graphs on a device. Reading order: [`residency`] (where weights are), [`kv`] (the cache),
 //! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`mat_vec`], [`attention`] and [`grid`], [`kernels`]
 //! (pipelines), [`pace`] (how much goes into one submission), `record` with `hazards` (recording),
-//! `profile` (timestamps), [`run`] (submitting, reading back).
+//! `profile` (timestamps), [`run`] (submitting, reading back). For benchmarks: [`op_times`] (kernels timed
+//! alone), [`candidates`] (sizes to compare), [`peaks`] (what the device does at best), `cold` (weights that no cache holds), `stopwatch`.
 
 pub mod residency;
 pub mod kv;
 pub mod matrix;
 pub mod lower;
 pub mod tuning;
+pub mod int8;
 pub mod attention;
 pub mod mat_vec;
 pub mod grid;
@@ -17,3 +19,8 @@ mod hazards;
 mod profile;
 mod record;
 pub mod run;
+pub mod candidates;
+pub mod op_times;
+pub mod peaks;
+mod cold;
+mod stopwatch;

@@ -48,8 +48,23 @@ impl Pace {
     }
 }
 
+/// What an op has to do, if nothing is done twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Multiplications and additions.
+    pub flops: f64,
+    /// Bytes read and written.
+    pub bytes: f64,
+}
+
 /// Estimated time of an op at the assumed speed. `n_kv`: keys in the cache after this pass.
 pub fn estimate_ns(graph: &Graph, op: &Op, n_kv: u32) -> f64 {
+    let Cost { flops, bytes } = cost(graph, op, n_kv);
+    flops / FLOPS_PER_NS + bytes / BYTES_PER_NS
+}
+
+/// What an op has to do. `n_kv` as above.
+pub fn cost(graph: &Graph, op: &Op, n_kv: u32) -> Cost {
     let (reads, writes) = op.access();
     let moved: u64 = reads.iter().chain(&writes).map(|&t| graph.shape(t).bytes()).sum();
     let (flops, weight_bytes) = match *op {
@@ -66,14 +81,23 @@ pub fn estimate_ns(graph: &Graph, op: &Op, n_kv: u32) -> f64 {
             })
         }
         Op::Attention { attention: a, q, .. } => {
-            let scores = f64::from(graph.shape(q).rows) * f64::from(a.n_head) * f64::from(n_kv);
+            let n_tokens = graph.shape(q).rows;
+            let scores = f64::from(n_tokens) * f64::from(a.n_head) * seen(a.window, n_tokens, n_kv);
             let kv_bytes =
                 f64::from(n_kv) * f64::from(a.n_head_kv) * f64::from(a.head_k + a.head_v);
             (2.0 * scores * f64::from(a.head_k + a.head_v), 2.0 * kv_bytes)
         }
+        // Rows of the matrix, not all of it: as many bytes as elements, to within a factor of two.
+        Op::GetRows { out, .. } => (0.0, graph.shape(out).bytes() as f64 / 4.0),
         _ => (0.0, 0.0),
     };
-    flops / FLOPS_PER_NS + (moved as f64 + weight_bytes) / BYTES_PER_NS
+    Cost { flops, bytes: moved as f64 + weight_bytes }
+}
+
+/// Keys that a token sees on average.
+fn seen(window: u32, n_tokens: u32, n_kv: u32) -> f64 {
+    let causal = f64::from(n_kv) - f64::from(n_tokens.saturating_sub(1)) / 2.0;
+    if window > 0 { causal.min(f64::from(window)) } else { causal }
 }
 
 fn matrix_bytes(w: crate::graph::Weight) -> f64 {
@@ -91,6 +115,13 @@ mod tests {
         assert_eq!(pace.parts(TARGET_NS), 1);
         pace.learn(TARGET_NS, 8.0 * TARGET_NS);
         assert_eq!(pace.parts(TARGET_NS), 8);
+    }
+
+    #[test]
+    fn a_causal_pass_sees_half_of_its_own_keys() {
+        assert_eq!(seen(0, 1, 100), 100.0);
+        assert_eq!(seen(0, 101, 101), 51.0);
+        assert_eq!(seen(16, 101, 101), 16.0);
     }
 
     #[test]

@@ -317,7 +317,7 @@ impl<'a> Recording<'a> {
 }
 
 impl Workspace {
-    fn binding<'a>(&'a self, bound: Bound, kv: &'a KvCache) -> Binding<'a> {
+    pub(super) fn binding<'a>(&'a self, bound: Bound, kv: &'a KvCache) -> Binding<'a> {
         match bound {
             Bound::Scratch { offset, bytes } => Binding { buffer: &self.scratch, offset, bytes },
             Bound::Positions => Binding::from(&self.positions),
@@ -340,7 +340,7 @@ fn op_label(op: &Op, model: &crate::model::Model, il: Option<u32>) -> String {
 }
 
 /// Cuts a grid into at most `parts` slices along one side: (base, groups) each.
-fn split(groups: UVec3, parts: u32, cuts: Cuts) -> Vec<(UVec3, UVec3)> {
+pub(super) fn split(groups: UVec3, parts: u32, cuts: Cuts) -> Vec<(UVec3, UVec3)> {
     let axis = match cuts {
         Cuts::Any => (0..3).max_by_key(|&a| groups[a]).unwrap_or(0),
         Cuts::Z => 2,

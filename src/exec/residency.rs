@@ -93,6 +93,13 @@ impl Residency {
         (&self.table, self.table(weight) - self.table.address())
     }
 
+    /// Buffer and offset of a weight that is one matrix or vector, if it was loaded.
+    pub fn place(&self, weight: WeightId) -> Option<(&Buffer, u64)> {
+        let address = self.address(weight);
+        let holds = |b: &&Buffer| (b.address()..b.address() + b.bytes()).contains(&address);
+        self.buffers.iter().find(holds).map(|buffer| (buffer, address - buffer.address()))
+    }
+
     /// The buffers behind the addresses, to be kept alive by commands.
     pub fn buffers(&self) -> &[Buffer] {
         &self.buffers

@@ -187,6 +187,12 @@ impl Executor {
         result
     }
 
+    /// Writes a pass's inputs, for the steps that [`time_ops`](Self::time_ops) takes apart.
+    pub(super) fn prepare_ops(&mut self, pass: &Pass<'_>) -> Result<&mut Workspace> {
+        self.workspace.write_inputs(pass)?;
+        Ok(&mut self.workspace)
+    }
+
     /// Forgets what was recorded for a cache that is about to be dropped.
     pub fn forget(&mut self, kv: &KvCache) {
         self.replays.retain(|((_, id), _)| *id != kv.id());

@@ -3,7 +3,9 @@
 //! On a CPU that plays GPU (lavapipe) barriers and many workgroups are what costs; on a GPU it is
 //! loads that do not coalesce and idle lanes.
 
-use super::attention::{self, AttentionShape, AttentionTile};
+use super::attention::{self, AttentionShape, AttentionTile, AttentionUnits};
+use super::int8::Int8Products;
+use super::kv::KvType;
 use super::mat_vec::MatVecSizes;
 use super::matrix::MatrixUnits;
 use crate::graph::fuse::Fusions;
@@ -37,6 +39,10 @@ pub struct Tuning {
     grouped_host_read_share: f64,
     /// What products of many rows run on, if not on the plain units.
     pub matrix: Option<MatrixUnits>,
+    /// Or these integer products.
+    pub int8: Option<Int8Products>,
+    /// The same for attention of many rows.
+    pub attention_units: Option<AttentionUnits>,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -46,23 +52,42 @@ pub struct MulMatTile {
     pub bm: u32,
     /// Rows of x.
     pub bn: u32,
-    bk: u32,
-    tm: u32,
-    tn: u32,
+    /// Depth.
+    pub(super) bk: u32,
+    /// Weight rows of an invocation.
+    pub(super) tm: u32,
+    /// Rows of x of an invocation.
+    pub(super) tn: u32,
 }
 
 impl MulMatTile {
+    /// Size of the workgroup.
+    pub(super) fn invocations(&self) -> u32 {
+        (self.bm / self.tm) * (self.bn / self.tn)
+    }
+
+    /// Shared memory, as shaders/mul_mat.comp adds it up.
+    pub(super) fn shared_bytes(&self) -> u32 {
+        4 * (self.bk * (self.bm + self.bn + 2) + self.bn)
+    }
+
     /// Specialization constants of `mul_mat`.
     pub fn spec(&self, grouped: bool) -> [u32; 7] {
-        let local = (self.bm / self.tm) * (self.bn / self.tn);
-        [local, u32::from(grouped), self.bm, self.bn, self.bk, self.tm, self.tn]
+        [self.invocations(), u32::from(grouped), self.bm, self.bn, self.bk, self.tm, self.tn]
     }
 }
 
 impl Tuning {
     /// The sizes for a device.
     pub fn new(info: &DeviceInfo) -> Self {
-        Tuning { matrix: matrix_units(info), ..Self::plain(info) }
+        let plain = Self::plain(info);
+        match Units::of(info) {
+            Units::Matrix(units) => {
+                Tuning { matrix: Some(units), attention_units: AttentionUnits::new(info), ..plain }
+            }
+            Units::Int8(products) => Tuning { int8: Some(products), ..plain },
+            Units::Plain => plain,
+        }
     }
 
     /// Without matrix units.
@@ -80,6 +105,8 @@ impl Tuning {
                 group_from: 33,
                 grouped_host_read_share: 1.0,
                 matrix: None,
+                int8: None,
+                attention_units: None,
             },
             _ => Tuning {
                 subgroup,
@@ -93,8 +120,15 @@ impl Tuning {
                 // H200: 20 of 49 GB/s, too few loads in flight.
                 grouped_host_read_share: 0.4,
                 matrix: None,
+                int8: None,
+                attention_units: None,
             },
         }
+    }
+
+    /// One tile for all products without matrix units.
+    pub(super) fn set_mul_mat(&mut self, tile: MulMatTile) {
+        (self.mul_mat, self.mul_mat_small) = (tile, tile);
     }
 
     /// Tile of a dense product of `n` weight rows with `m` rows of x.
@@ -106,8 +140,10 @@ impl Tuning {
 
     /// What passes of `n_tokens` do in one op.
     pub fn fusions(&self) -> Fusions {
+        let many = self.mat_vec_max + 1;
         Fusions {
-            half_from: self.matrix.map(|_| self.mat_vec_max + 1),
+            half_from: self.matrix.map(|_| many),
+            int8_from: self.int8.map(|_| many),
             gate_up_to: self.mat_vec_max,
             few_to: self.mat_vec_max,
         }
@@ -115,7 +151,11 @@ impl Tuning {
 
     /// Pairs per tile of the grouped product, of experts with so many pairs on average.
     pub fn group_tile(&self, per_expert: u32) -> u32 {
-        self.matrix.map_or(self.mul_mat.bn, |units| units.group_tile(per_expert))
+        match (self.matrix, self.int8) {
+            (Some(units), _) => units.group_tile(per_expert),
+            (None, Some(products)) => products.tile.bn,
+            (None, None) => self.mul_mat.bn,
+        }
     }
 
     /// Workgroup size and rows per workgroup of a norm over rows of `n`.
@@ -137,30 +177,53 @@ impl Tuning {
         if n_tokens >= self.group_from { self.grouped_host_read_share } else { 1.0 }
     }
 
-    /// Ranges of keys that attention computes apart, so that small passes keep the device busy.
+    /// Ranges of keys that attention computes apart, so that small passes keep the device busy: counted
+    /// for a cache of f16, whatever the cache's types are.
     pub fn attention_splits(&self, a: &AttentionParams, n_tokens: u32, n_kv: u32) -> u32 {
         let rows = n_tokens * (a.n_head / a.n_head_kv);
         let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
-        attention::n_splits(shape.row_blocks(self.attention(shape)), a.n_head_kv, n_kv)
+        let tile = self.attention(shape, KvType::F16, KvType::F16);
+        attention::n_splits(shape.row_blocks(tile), a.n_head_kv, n_kv)
     }
 
-    /// Tile of attention.
-    pub fn attention(&self, shape: AttentionShape) -> AttentionTile {
-        shape.tile(self.subgroup)
+    /// Kernel and tile of attention.
+    pub fn attention(
+        &self,
+        shape: AttentionShape,
+        type_k: KvType,
+        type_v: KvType,
+    ) -> AttentionTile {
+        let matrix = self.attention_units.and_then(|units| units.choose(shape, type_k, type_v));
+        matrix.unwrap_or_else(|| shape.tile(self.subgroup))
     }
 }
 
-/// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat` or `f32`.
+/// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat`, `int8` or `f32`.
 const MATRIX_VARIABLE: &str = "VKMOE_MATRIX";
 
-/// The device's matrix units, if products are to use them. A CPU's are as slow as its other units.
-fn matrix_units(info: &DeviceInfo) -> Option<MatrixUnits> {
-    let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
-    match wanted.as_str() {
-        "coopmat" => MatrixUnits::new(info),
-        "f32" => None,
-        _ if info.kind == DeviceKind::Cpu => None,
-        _ => MatrixUnits::new(info),
+/// What products of many rows run on.
+enum Units {
+    Matrix(MatrixUnits),
+    Int8(Int8Products),
+    Plain,
+}
+
+impl Units {
+    /// Those that are asked for, if the device has them. Else matrix units, before fast integer products,
+    /// but not on a CPU, where neither is faster.
+    fn of(info: &DeviceInfo) -> Units {
+        let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
+        let matrix = || MatrixUnits::new(info).map(Units::Matrix);
+        let int8 = || Int8Products::new(info).map(Units::Int8);
+        let found = match wanted.as_str() {
+            "coopmat" => matrix(),
+            "int8" => int8(),
+            "f32" => None,
+            _ if info.kind == DeviceKind::Cpu => None,
+            _ if info.optional.integer_dot_accelerated => matrix().or_else(int8),
+            _ => matrix(),
+        };
+        found.unwrap_or(Units::Plain)
     }
 }
 

@@ -2,7 +2,7 @@
 //! over the op list, which knows no device, only what [`Fusions`] says.
 
 use super::fuse_decode;
-use super::{GluOp, Graph, Half, Input, Op, Routing, Tensor, Weight};
+use super::{GluOp, Graph, Half, Input, Int8, Op, Routing, Tensor, Weight};
 use crate::gguf::GgmlType;
 use std::collections::HashMap;
 
@@ -12,6 +12,8 @@ pub struct Fusions {
     /// Products of so many rows and more take f16 rows, also gate, up and their activation in one; `None`:
     /// none does.
     pub half_from: Option<u32>,
+    /// Products of so many rows and more take rows of bytes; `None`: none does. Not beside `half_from`.
+    pub int8_from: Option<u32>,
     /// Products of up to so many rows, or that go by a choice that is not grouped, take gate, up and their
     /// activation in one; 0: none does.
     pub gate_up_to: u32,
@@ -20,8 +22,26 @@ pub struct Fusions {
     pub few_to: u32,
 }
 
-/// k of a product of f16 rows is a multiple of this.
-const HALF_K: u32 = 32;
+/// k of a product of converted rows is a multiple of this.
+const CONVERTED_K: u32 = 32;
+
+/// What rows are converted to.
+#[derive(Clone, Copy, PartialEq)]
+enum Format {
+    Half,
+    Int8,
+}
+
+impl Format {
+    /// Whether there is a kernel for weights of a type.
+    fn takes(self, ty: GgmlType) -> bool {
+        match self {
+            Format::Half => ty != GgmlType::F32,
+            // Weights that are bytes with scales themselves.
+            Format::Int8 => ty.block_len() > 1,
+        }
+    }
+}
 
 /// Fuses what `fusions` names.
 pub fn fuse(graph: Graph, fusions: Fusions) -> Graph {
@@ -29,9 +49,10 @@ pub fn fuse(graph: Graph, fusions: Fusions) -> Graph {
     if graph.tokens.is_some_and(|t| graph.shape(t).rows <= fusions.few_to) {
         fuse_decode::fuse(&mut graph);
     }
-    match fusions.half_from {
-        Some(rows) => half_rows(graph, rows),
-        None => graph,
+    match (fusions.half_from, fusions.int8_from) {
+        (Some(rows), _) => convert_inputs(graph, Format::Half, rows),
+        (None, Some(rows)) => convert_inputs(graph, Format::Int8, rows),
+        (None, None) => graph,
     }
 }
 
@@ -108,7 +129,9 @@ fn is_possible(graph: &Graph, op: &Op, fusions: Fusions) -> bool {
     };
     match few {
         true => fusions.gate_up_to > 0,
-        false => fusions.half_from.is_some_and(|from| half_input(graph, op, from).is_some()),
+        false => fusions
+            .half_from
+            .is_some_and(|from| convertible(graph, op, Format::Half, from).is_some()),
     }
 }
 
@@ -136,14 +159,14 @@ fn fuse_glu(
 }
 
 /// Converts the inputs of large products once, before the first that takes them.
-fn half_rows(mut graph: Graph, from: u32) -> Graph {
+fn convert_inputs(mut graph: Graph, format: Format, from: u32) -> Graph {
     let ops = std::mem::take(&mut graph.ops);
     // Of tensors that were not written since.
-    let mut known: HashMap<Tensor, Half> = HashMap::new();
+    let mut known: HashMap<Tensor, Input> = HashMap::new();
     for mut op in ops {
-        if let Some(x) = half_input(&graph, &op, from) {
-            let half = *known.entry(x).or_insert_with(|| convert(&mut graph, x));
-            set_input(&mut op, Input::Half(half));
+        if let Some(x) = convertible(&graph, &op, format, from) {
+            let converted = *known.entry(x).or_insert_with(|| convert(&mut graph, format, x));
+            set_input(&mut op, converted);
         }
         for written in op.access().1 {
             known.remove(&written);
@@ -153,8 +176,8 @@ fn half_rows(mut graph: Graph, from: u32) -> Graph {
     graph
 }
 
-/// The input of a product that takes f16 rows.
-fn half_input(graph: &Graph, op: &Op, from: u32) -> Option<Tensor> {
+/// The input of a product that takes converted rows.
+fn convertible(graph: &Graph, op: &Op, format: Format, from: u32) -> Option<Tensor> {
     let (w, x, out) = match *op {
         Op::MulMat { weights, x, out, .. } => (weights, x, out),
         Op::MulMatId { weights, x, routing, out, .. } if routing.groups.is_some() => {
@@ -167,7 +190,7 @@ fn half_input(graph: &Graph, op: &Op, from: u32) -> Option<Tensor> {
     };
     let Input::Full(x) = x else { return None };
     let takes =
-        graph.shape(out).rows >= from && w.ty != GgmlType::F32 && w.k.is_multiple_of(HALF_K);
+        graph.shape(out).rows >= from && format.takes(w.ty) && w.k.is_multiple_of(CONVERTED_K);
     takes.then_some(x)
 }
 
@@ -177,12 +200,20 @@ pub(super) fn set_input(op: &mut Op, input: Input) {
     }
 }
 
-fn convert(graph: &mut Graph, x: Tensor) -> Half {
+fn convert(graph: &mut Graph, format: Format, x: Tensor) -> Input {
     let shape = graph.shape(x);
-    let out = Half {
-        rows: graph.tensor(shape.rows, shape.cols / 2),
-        scales: graph.tensor(shape.rows, 1),
-    };
-    graph.push(Op::HalfRows { x, out });
-    out
+    match format {
+        Format::Half => {
+            let rows = graph.tensor(shape.rows, shape.cols / 2);
+            let out = Half { rows, scales: graph.tensor(shape.rows, 1) };
+            graph.push(Op::HalfRows { x, out });
+            Input::Half(out)
+        }
+        Format::Int8 => {
+            let rows = graph.tensor(shape.rows, shape.cols / 4);
+            let out = Int8 { rows, scales: graph.tensor(shape.rows, shape.cols / 32) };
+            graph.push(Op::Int8Rows { x, out });
+            Input::Int8(out)
+        }
+    }
 }

@@ -216,13 +216,24 @@ impl Normed {
     }
 }
 
-/// What a product multiplies with: rows of f32, or the same as f16, or after a norm.
+/// Rows as bytes for integer products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Int8 {
+    /// `[rows][k / 4]`: four values each.
+    pub rows: Tensor,
+    /// `[rows][k / 32]`: what each 32 values must be multiplied by, f32.
+    pub scales: Tensor,
+}
+
+/// What a product multiplies with: rows of f32, or the same as f16 or bytes, or before a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Input {
     /// f32
     Full(Tensor),
     /// f16
     Half(Half),
+    /// Bytes
+    Int8(Int8),
     /// f32 before the norm
     Normed(Normed),
 }
@@ -233,6 +244,7 @@ impl Input {
         match self {
             Input::Full(x) => vec![x],
             Input::Half(h) => vec![h.rows, h.scales],
+            Input::Int8(i) => vec![i.rows, i.scales],
             Input::Normed(n) => n.reads().collect(),
         }
     }
@@ -241,7 +253,7 @@ impl Input {
     fn stored(self) -> Option<Tensor> {
         match self {
             Input::Normed(n) => n.sum,
-            Input::Full(_) | Input::Half(_) => None,
+            Input::Full(_) | Input::Half(_) | Input::Int8(_) => None,
         }
     }
 }
@@ -336,6 +348,13 @@ pub enum Op {
         x: Tensor,
         /// The same.
         out: Half,
+    },
+    /// Rows as bytes, with a scale for each 32.
+    Int8Rows {
+        /// `[rows][k]`
+        x: Tensor,
+        /// The same.
+        out: Int8,
     },
     /// Rotation of x in place, by the positions of its rows.
     Rope {
@@ -478,6 +497,7 @@ impl Op {
                 (vec![x, routing.ids, routing.weights], vec![out])
             }
             Op::HalfRows { x, out } => (vec![x], vec![out.rows, out.scales]),
+            Op::Int8Rows { x, out } => (vec![x], vec![out.rows, out.scales]),
             Op::Rope { x, .. } => (vec![x], vec![x]),
             Op::KvStore { x, .. } => (vec![x], vec![]),
             Op::Attention { q, out, partial, .. } => {
@@ -509,6 +529,7 @@ impl Op {
             Op::GateUp { .. } => "gate_up",
             Op::DownCombine { .. } => "down_combine",
             Op::HalfRows { .. } => "half_rows",
+            Op::Int8Rows { .. } => "int8_rows",
             Op::Rope { .. } => "rope",
             Op::KvStore { .. } => "kv_store",
             Op::Attention { .. } => "attention",

@@ -52,6 +52,16 @@ pub fn plan(graph: &Graph) -> Layout {
     layout
 }
 
+/// Places tensors one behind the other: none shares bytes, so that ops can be run again later.
+pub fn apart(graph: &Graph) -> Layout {
+    let mut layout = Layout::default();
+    for shape in &graph.tensors {
+        layout.offsets.push(layout.bytes);
+        layout.bytes += shape.bytes().next_multiple_of(SCRATCH_ALIGN);
+    }
+    layout
+}
+
 /// The lowest offset with room for `bytes` between the ranges, which are sorted and disjoint.
 fn lowest_gap(alive: &[(u64, u64, usize)], bytes: u64) -> u64 {
     let mut at = 0;

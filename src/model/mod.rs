@@ -24,6 +24,20 @@ type Load = fn(&mut WeightLoader<'_>) -> Result<(HParams, Vec<Layer>)>;
 /// The architectures, by `general.architecture`.
 const ARCHITECTURES: &[(&str, Load)] = &[("qwen3moe", qwen3moe::load)];
 
+/// What reads an architecture, or that there is nothing.
+fn loader_of(arch: &str) -> Result<Load, String> {
+    let known = ARCHITECTURES.iter().find(|(name, _)| *name == arch);
+    known.map(|(_, load)| *load).ok_or_else(|| {
+        let names: Vec<&str> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
+        format!("`{arch}` is not supported; supported: {}", names.join(", "))
+    })
+}
+
+/// Says why an architecture cannot be run, if it cannot.
+pub fn check_architecture(arch: &str) -> Result<(), String> {
+    loader_of(arch).map(|_| ())
+}
+
 /// A model's structure. Its weights' bytes stay in the file.
 #[derive(Debug)]
 pub struct Model {
@@ -66,11 +80,8 @@ impl Model {
     /// Reads the structure of a model and checks that every weight is there with the right shape.
     pub fn load(gguf: &Gguf) -> Result<Model> {
         let arch = gguf.metadata().require_str("general.architecture")?;
-        let Some((_, load)) = ARCHITECTURES.iter().find(|(name, _)| *name == arch) else {
-            let known: Vec<&str> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
-            let problem = format!("`{arch}` is not supported; supported: {}", known.join(", "));
-            return Err(gguf.error("key `general.architecture`", problem));
-        };
+        let load =
+            loader_of(arch).map_err(|problem| gguf.error("key `general.architecture`", problem))?;
         let mut loader = WeightLoader::new(gguf, arch);
         let (hparams, layers) = load(&mut loader)?;
         let (n_embd, n_vocab) = (hparams.n_embd, hparams.n_vocab);

@@ -4,7 +4,7 @@
 //! Reading order: [`presets`] (the table of models), `layout` (an architecture's tensors), `keys` (its
 //! metadata and a vocabulary), [`mix`] (which tensor gets which type), `fill` (what a tensor's random
 //! values look like), `blocks` (random blocks of a type), [`mod@file`] (all of it to disk, in
-//! parallel).
+//! parallel), `sample` (a model of few layers that stand for all).
 //!
 //! Layouts, keys and mixes follow llama.cpp (`src/models/*.cpp`, `conversion/*.py`,
 //! `src/llama-quant.cpp`): a file has the tensors, the types and so the bytes of the one that people
@@ -17,12 +17,14 @@ mod layout;
 pub mod file;
 pub mod mix;
 pub mod presets;
+mod sample;
 
 use crate::gguf::Value;
 use crate::gguf::write::TensorSpec;
 pub use fill::Fill;
 use mix::Mix;
 use presets::{Preset, Shape};
+pub use sample::Sample;
 
 /// What is to be written.
 #[derive(Clone, Debug)]

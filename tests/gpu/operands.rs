@@ -38,10 +38,16 @@ pub(crate) struct Operands {
 impl Operands {
     /// One matrix.
     pub(crate) fn dense(gpu: &Gpu, shape: Shape) -> Self {
+        Self::dense_of(gpu, shape, &|_| {})
+    }
+
+    /// One matrix, whose rows of x `change` has had.
+    pub(crate) fn dense_of(gpu: &Gpu, shape: Shape, change: &dyn Fn(&mut [f32])) -> Self {
         let Shape { q, k, n, m, .. } = shape;
         let random = &mut Random(k as u64);
         let w = q.random(random, k * n);
-        let x = random.units(k * m);
+        let mut x = random.units(k * m);
+        change(&mut x);
         let bias = if shape.bias { random.units(n) } else { Vec::new() };
         let (weights, bias_buffer) = (gpu.upload_weights(&w), gpu.upload(&bias));
         let w = q.dequantize(&w);
@@ -59,10 +65,22 @@ impl Operands {
 
     /// A matrix for each expert, in buffers of their own; pair q takes row q / x_div of x.
     pub(crate) fn grouped(gpu: &Gpu, shape: Shape, n_expert: usize, x_div: usize) -> Self {
+        Self::grouped_of(gpu, shape, n_expert, x_div, &|_| {})
+    }
+
+    /// The same with rows of x that `change` has had.
+    pub(crate) fn grouped_of(
+        gpu: &Gpu,
+        shape: Shape,
+        n_expert: usize,
+        x_div: usize,
+        change: &dyn Fn(&mut [f32]),
+    ) -> Self {
         let Shape { q, k, n, m, .. } = shape;
         let random = &mut Random(k as u64);
         let experts: Vec<Vec<u8>> = (0..n_expert).map(|_| q.random(random, k * n)).collect();
-        let x = random.units(k * m.div_ceil(x_div));
+        let mut x = random.units(k * m.div_ceil(x_div));
+        change(&mut x);
         let bias = if shape.bias { random.units(n * n_expert) } else { Vec::new() };
         let ids: Vec<u32> = (0..m).map(|_| random.below(n_expert as u32)).collect();
 

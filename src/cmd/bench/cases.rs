@@ -160,7 +160,7 @@ fn share_contexts(cases: &mut [Case]) {
 }
 
 /// The values of all uses of a flag.
-fn all(lists: &[Numbers]) -> Vec<u32> {
+pub(super) fn all(lists: &[Numbers]) -> Vec<u32> {
     lists.iter().flat_map(|list| list.0.iter().copied()).collect()
 }
 

@@ -1,10 +1,11 @@
 //! `vkmoe bench`: llama-bench's flags, tests and columns, and what streaming did.
 //!
 //! Reading order: `cases` (flags to what is measured), `measure` (an engine at work), `row` (the
-//! figures), `print` (formats).
+//! figures), `print` (formats). `ops` is `--ops`: single kernels.
 
 mod cases;
 mod measure;
+mod ops;
 mod print;
 mod row;
 #[cfg(test)]
@@ -28,6 +29,9 @@ use std::time::Duration;
 /// Measures all cases. One that fails is reported and left out, like the next ones that need the same
 /// engine; the exit code tells.
 pub(super) fn run(args: &BenchArgs) -> Result<ExitCode> {
+    if args.ops {
+        return ops::run(args);
+    }
     let cases = cases::cases(args)?;
     let mut printer = Printer::new(args.output, &cases);
     let progress = Progress::new(args, cases.len());

@@ -8,62 +8,32 @@ use std::fmt::Write;
 
 /// Turns rows into a format, in order.
 pub(super) struct Printer {
-    format: Format,
     columns: Vec<Column>,
-    n_rows: usize,
+    rows: Records,
 }
-
-/// Table of the SQL format.
-const TABLE: &str = "vkmoe_bench";
 
 impl Printer {
     /// `cases`: all that will come; they decide which columns Markdown needs.
     pub(super) fn new(format: Format, cases: &[Case]) -> Printer {
         let columns = columns().into_iter().filter(|column| column.is_wanted(cases)).collect();
-        Printer { format, columns, n_rows: 0 }
+        Printer { columns, rows: Records::new(format, "vkmoe_bench") }
     }
 
     /// A row, and before the first one what a result of this format begins with.
     pub(super) fn row(&mut self, row: &Row) -> String {
-        let is_first = self.n_rows == 0;
-        self.n_rows += 1;
-        let names = |between: &str| {
-            row.fields().iter().map(|field| field.0).collect::<Vec<_>>().join(between)
-        };
-        match self.format {
-            Format::Md => {
-                let header = if is_first { self.md_header() } else { String::new() };
-                header + &self.md_line(|column| column.pad(&(column.cell)(row)))
-            }
-            Format::Json => {
-                let separator = if is_first { "[\n" } else { ",\n" };
-                let object = serde_json::to_string_pretty(&object(row)).unwrap_or_default();
-                format!("{separator}{object}")
-            }
-            Format::Jsonl => format!("{}\n", object(row)),
-            Format::Csv => {
-                let header = if is_first { names(",") + "\n" } else { String::new() };
-                let values: Vec<String> = row.fields().iter().map(|f| csv(&f.1)).collect();
-                format!("{header}{}\n", values.join(","))
-            }
-            Format::Sql => {
-                let header = if is_first { create_table(row) } else { String::new() };
-                let values: Vec<String> = row.fields().iter().map(|f| sql(&f.1)).collect();
-                let (names, values) = (names(", "), values.join(", "));
-                format!("{header}INSERT INTO {TABLE} ({names}) VALUES ({values});\n")
-            }
+        if self.rows.format == Format::Md {
+            let header = if self.rows.n == 0 { self.md_header() } else { String::new() };
+            self.rows.n += 1;
+            return header + &self.md_line(|column| column.pad(&(column.cell)(row)));
         }
+        self.rows.record(&row.fields(), &row.samples())
     }
 
     /// What comes after the rows, if there were any.
     pub(super) fn footer(&self) -> String {
-        if self.n_rows == 0 {
-            return String::new();
-        }
-        match self.format {
-            Format::Md => format!("\nbuild: vkmoe {}\n", env!("CARGO_PKG_VERSION")),
-            Format::Json => "\n]\n".to_owned(),
-            Format::Jsonl | Format::Csv | Format::Sql => String::new(),
+        match self.rows.format {
+            Format::Md if self.rows.n > 0 => format!("\n{}\n", build()),
+            _ => self.rows.footer(),
         }
     }
 
@@ -85,10 +55,70 @@ impl Printer {
     }
 }
 
-/// A row as an object, with its repetitions.
-fn object(row: &Row) -> Value {
-    let fields = row.fields().into_iter().chain(row.samples());
-    Value::Object(fields.map(|(name, value)| (name.to_owned(), value)).collect())
+/// The line that says what measured.
+pub(super) fn build() -> String {
+    format!("build: vkmoe {}", env!("CARGO_PKG_VERSION"))
+}
+
+/// Name and value.
+pub(super) type Field = (&'static str, Value);
+
+/// Turns named values into the formats that programs read.
+pub(super) struct Records {
+    pub(super) format: Format,
+    /// Of the SQL format.
+    table: &'static str,
+    /// Rows so far.
+    n: usize,
+}
+
+impl Records {
+    pub(super) fn new(format: Format, table: &'static str) -> Records {
+        Records { format, table, n: 0 }
+    }
+
+    /// A row, and before the first one what a result of this format begins with. `lists`: for formats
+    /// that hold lists. Nothing in Markdown.
+    pub(super) fn record(&mut self, fields: &[Field], lists: &[Field]) -> String {
+        let is_first = self.n == 0;
+        self.n += 1;
+        let first = |text: String| if is_first { text } else { String::new() };
+        let names =
+            |between: &str| fields.iter().map(|field| field.0).collect::<Vec<_>>().join(between);
+        let values = |text: fn(&Value) -> String| fields.iter().map(move |field| text(&field.1));
+        match self.format {
+            Format::Md => String::new(),
+            Format::Json => {
+                let separator = if is_first { "[\n" } else { ",\n" };
+                let object = serde_json::to_string_pretty(&object(fields, lists));
+                format!("{separator}{}", object.unwrap_or_default())
+            }
+            Format::Jsonl => format!("{}\n", object(fields, lists)),
+            Format::Csv => {
+                let header = first(names(",") + "\n");
+                format!("{header}{}\n", values(csv).collect::<Vec<_>>().join(","))
+            }
+            Format::Sql => {
+                let (table, header) = (self.table, first(create_table(self.table, fields)));
+                let (names, values) = (names(", "), values(sql).collect::<Vec<_>>().join(", "));
+                format!("{header}INSERT INTO {table} ({names}) VALUES ({values});\n")
+            }
+        }
+    }
+
+    /// What comes after the rows, if there were any.
+    pub(super) fn footer(&self) -> String {
+        match self.format {
+            Format::Json if self.n > 0 => "\n]\n".to_owned(),
+            _ => String::new(),
+        }
+    }
+}
+
+/// A row as an object, with its lists.
+fn object(fields: &[Field], lists: &[Field]) -> Value {
+    let fields = fields.iter().chain(lists);
+    Value::Object(fields.map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
 }
 
 /// Quoted whatever it is, as llama-bench does; nothing for null.
@@ -113,15 +143,15 @@ fn plain(value: &Value) -> String {
 }
 
 /// Columns take SQLite's affinity from their values: what may be null is left without a type.
-fn create_table(row: &Row) -> String {
-    let column = |(name, value): &(&str, Value)| match value {
+fn create_table(table: &str, fields: &[Field]) -> String {
+    let column = |(name, value): &Field| match value {
         Value::String(_) => format!("  {name} TEXT"),
         Value::Number(n) if n.is_f64() => format!("  {name} REAL"),
         Value::Number(_) => format!("  {name} INTEGER"),
         _ => format!("  {name}"),
     };
-    let columns: Vec<String> = row.fields().iter().map(column).collect();
-    format!("CREATE TABLE IF NOT EXISTS {TABLE} (\n{}\n);\n\n", columns.join(",\n"))
+    let columns: Vec<String> = fields.iter().map(column).collect();
+    format!("CREATE TABLE IF NOT EXISTS {table} (\n{}\n);\n\n", columns.join(",\n"))
 }
 
 #[derive(Clone, Copy, PartialEq)]

@@ -21,7 +21,7 @@ impl Lowering<'_> {
         let (x, unused) = match input {
             Input::Full(x) => (x, self.bound(out)),
             Input::Normed(n) => return self.normed_rows(n, out),
-            Input::Half(_) => unreachable!("f16 rows are for matrix units"),
+            Input::Half(_) | Input::Int8(_) => unreachable!("converted rows are many"),
         };
         let x = self.bound(x);
         Rows { bindings: [x, x, unused], norm: 0, weight: 0, eps: 0.0 }

@@ -4,6 +4,7 @@ pub(crate) mod attention;
 pub(crate) mod experts;
 pub(crate) mod kv;
 pub(crate) mod mul_mat;
+pub(crate) mod peaks;
 pub(crate) mod quants;
 pub(crate) mod random;
 pub(crate) mod router;

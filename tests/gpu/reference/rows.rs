@@ -1,4 +1,4 @@
-//! Twins of the kernels that work row by row: rms_norm, rope, glu, half_rows, top_logits.
+//! Twins of the kernels that work row by row: rms_norm, rope, glu, half_rows, int8_rows, top_logits.
 
 /// One row: s / sqrt(mean(s^2) + eps) * weight.
 pub(crate) fn rms_norm(row: &[f32], weight: Option<&[f32]>, eps: f32) -> Vec<f64> {
@@ -64,6 +64,13 @@ pub(crate) fn half_rows(row: &[f32]) -> (Vec<f64>, f32) {
     let most = row.iter().fold(0f64, |most, &x| most.max(f64::from(x).abs()));
     let scale = 2f64.powi(14 - most.log2().floor() as i32);
     (row.iter().map(|&x| f64::from(x) * scale).collect(), (1.0 / scale) as f32)
+}
+
+/// 32 values as multiples of the 127th part of the largest magnitude, and that part.
+pub(crate) fn int8_rows(block: &[f32]) -> (Vec<f64>, f64) {
+    let most = block.iter().fold(0f64, |most, &x| most.max(f64::from(x).abs()));
+    let scale = most / 127.0;
+    (block.iter().map(|&x| if most > 0.0 { f64::from(x) / scale } else { 0.0 }).collect(), scale)
 }
 
 /// The k largest of a row and where they are; `None` where the row has too few numbers.

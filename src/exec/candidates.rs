@@ -1,0 +1,132 @@
+//! Sizes that a device might do better with than with those of its table: what `vkmoe bench --ops
+//! --tiles` tries, and where entries of [`Tuning`]'s tables come from.
+
+use super::int8::{self, Int8Products};
+use super::matrix::{MatrixTile, tile};
+use super::tuning::{MulMatTile, Tuning};
+use crate::vk::{DeviceInfo, DeviceKind};
+
+/// The tuning with other sizes, one a time.
+pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
+    let with = |change: &dyn Fn(&mut Tuning)| {
+        let mut other = *tuning;
+        change(&mut other);
+        other
+    };
+    let mut others = Vec::new();
+    if let Some(units) = tuning.matrix {
+        let tiles = MATRIX_TILES.iter().filter_map(|tile| units.only(tile));
+        others.extend(tiles.map(|only| with(&|t| t.matrix = Some(only))));
+    }
+    if tuning.int8.is_some() {
+        let tiles = int8::candidates(info).map(Int8Products::all);
+        others.extend(tiles.map(|all| with(&|t| t.int8 = Some(all))));
+    }
+    // What is left to the plain units, then everything.
+    let tiles = mul_mat_tiles(info.kind).into_iter().filter(|tile| fits(tile, info));
+    others.extend(tiles.map(|tile| with(&|t| t.set_mul_mat(tile))));
+    others.push(with(&|t| (t.matrix, t.int8) = (None, None)));
+    others.retain(|other| other != tuning);
+    others
+}
+
+/// Weight rows, rows of x, and subgroups along each.
+const MATRIX_SHAPES: [[u32; 4]; 14] = [
+    [32, 32, 2, 1],
+    [64, 32, 2, 1],
+    [64, 64, 2, 2],
+    [64, 128, 2, 2],
+    [64, 128, 2, 4],
+    [128, 32, 4, 1],
+    [128, 64, 2, 2],
+    [128, 64, 4, 2],
+    [128, 128, 2, 2],
+    [128, 128, 4, 2],
+    [128, 128, 4, 4],
+    [128, 256, 4, 4],
+    [256, 64, 4, 2],
+    [256, 128, 4, 4],
+];
+
+/// Tiles for matrix units: every shape at two depths, with one buffer or two.
+static MATRIX_TILES: [MatrixTile; 4 * MATRIX_SHAPES.len()] = {
+    let mut tiles = [tile(0, 0, 0, 0, 0, 0); 4 * MATRIX_SHAPES.len()];
+    let mut i = 0;
+    while i < tiles.len() {
+        let [bm, bn, warps_m, warps_n] = MATRIX_SHAPES[i / 4];
+        tiles[i] =
+            tile(bm, bn, if i % 4 < 2 { 32 } else { 64 }, warps_m, warps_n, 1 + i as u32 % 2);
+        i += 1;
+    }
+    tiles
+};
+
+/// Tiles of the matrix product without matrix units. A CPU gets few: it takes a second to compile each.
+fn mul_mat_tiles(kind: DeviceKind) -> Vec<MulMatTile> {
+    let sizes: &[(u32, u32)] = match kind {
+        DeviceKind::Cpu => &[(32, 32), (32, 64), (64, 64)],
+        _ => &[(32, 32), (64, 32), (32, 64), (64, 64), (128, 64), (64, 128), (128, 128)],
+    };
+    let parts: &[(u32, u32)] = match kind {
+        DeviceKind::Cpu => &[(8, 4), (8, 8)],
+        _ => &[(4, 4), (8, 4), (4, 8), (8, 8)],
+    };
+    let depths: &[u32] = if kind == DeviceKind::Cpu { &[32] } else { &[16, 32] };
+    let mut tiles = Vec::new();
+    for &(bm, bn) in sizes {
+        for &(tm, tn) in parts {
+            tiles.extend(depths.iter().map(|&bk| MulMatTile { bm, bn, bk, tm, tn }));
+        }
+    }
+    tiles
+}
+
+/// Whole subgroups, no more shared memory or invocations than the device has.
+fn fits(tile: &MulMatTile, info: &DeviceInfo) -> bool {
+    let invocations = tile.invocations();
+    let subgroup = info.subgroup.default.max(1);
+    invocations.is_multiple_of(subgroup)
+        && invocations <= info.limits.workgroup_invocations.min(512)
+        && tile.shared_bytes() <= info.limits.shared_bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::matrix::MatrixUnits;
+
+    fn info() -> DeviceInfo {
+        let mut info = DeviceInfo::default();
+        info.subgroup.default = 32;
+        info.limits.workgroup_invocations = 1024;
+        info.limits.shared_bytes = 48 << 10;
+        info
+    }
+
+    #[test]
+    fn every_candidate_fits_and_differs() {
+        let mut tuning = Tuning::new(&info());
+        tuning.matrix = None;
+        let found = candidates(&tuning, &info());
+        assert!(found.len() > 10);
+        for (i, other) in found.iter().enumerate() {
+            assert!(fits(&other.mul_mat, &info()) && *other != tuning);
+            let is_new = found[..i].iter().all(|earlier| earlier != other);
+            assert!(is_new, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn tiles_of_matrix_units_do_everything() {
+        let units = MatrixUnits::made_up([16, 16, 16], 32, 48 << 10);
+        let mut tuning = Tuning::new(&info());
+        tuning.matrix = Some(units);
+        let found = candidates(&tuning, &info());
+        assert!(found.len() > 20);
+        for units in found.iter().filter_map(|other| other.matrix) {
+            for is_glu in [false, true] {
+                assert_eq!(units.candidates(is_glu).count(), 1);
+            }
+        }
+    }
+}
