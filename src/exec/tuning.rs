@@ -6,16 +6,12 @@
 use super::attention::{self, AttentionShape, AttentionTile, AttentionUnits};
 use super::int8::Int8Products;
 use super::kv::KvType;
-use super::mat_vec::{MatVec, MatVecSizes};
+use super::mat_vec::MatVecSizes;
 use super::matrix::MatrixUnits;
-use crate::gguf::GgmlType;
 use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
 use crate::vk::{DeviceInfo, DeviceKind};
 use std::fmt;
-
-/// Shared memory of a matrix-vector workgroup for activations: several workgroups are to fit side by side.
-const MAT_VEC_TILE_BYTES: u32 = 28 << 10;
 
 /// Workgroups that fill a large GPU.
 const ENOUGH_WORKGROUPS: u64 = 256;
@@ -34,7 +30,7 @@ pub struct Tuning {
     /// The same for products too small to give all of a device something to do.
     mul_mat_small: MulMatTile,
     /// Kernels for few rows of x.
-    mat_vec: MatVecSizes,
+    pub mat_vec: MatVecSizes,
     /// Rows of x up to which the matrix-vector kernel is used.
     mat_vec_max: u32,
     /// From so many tokens on, pairs are grouped by expert.
@@ -97,7 +93,6 @@ impl Tuning {
     /// Without matrix units.
     fn plain(info: &DeviceInfo) -> Self {
         let subgroup = info.subgroup.default;
-        let tile_bytes = info.limits.shared_bytes.min(MAT_VEC_TILE_BYTES);
         match info.kind {
             DeviceKind::Cpu => Tuning {
                 subgroup,
@@ -105,15 +100,7 @@ impl Tuning {
                 scan: subgroup,
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
-                mat_vec: MatVecSizes {
-                    subgroup,
-                    subgroups: 4,
-                    rows: 2,
-                    words: 24,
-                    sums: 16,
-                    groups: 64,
-                    tile_bytes,
-                },
+                mat_vec: MatVecSizes::new(info),
                 mat_vec_max: 32,
                 group_from: 33,
                 grouped_host_read_share: 1.0,
@@ -127,15 +114,7 @@ impl Tuning {
                 scan: 256,
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 4, tn: 2 },
-                mat_vec: MatVecSizes {
-                    subgroup,
-                    subgroups: (256 / subgroup).max(1),
-                    rows: 4,
-                    words: 64,
-                    sums: 16,
-                    groups: 264,
-                    tile_bytes,
-                },
+                mat_vec: MatVecSizes::new(info),
                 mat_vec_max: 8,
                 group_from: 9,
                 // H200: 20 of 49 GB/s, too few loads in flight.
@@ -165,7 +144,8 @@ impl Tuning {
         Fusions {
             half_from: self.matrix.map(|_| many),
             int8_from: self.int8.map(|_| many),
-            gate_up_to: 0,
+            gate_up_to: self.mat_vec_max,
+            few_to: self.mat_vec_max,
         }
     }
 
@@ -187,14 +167,9 @@ impl Tuning {
         }
     }
 
-    /// The matrix-vector kernel for `m` rows of `k` values, if they are few.
-    pub fn mat_vec(&self, ty: GgmlType, k: u32, m: u32) -> Option<MatVec> {
-        (m <= self.mat_vec_max).then(|| self.mat_vec.shape(ty, k, m, 1))
-    }
-
-    /// The matrix-vector kernel for pairs of tokens and experts.
-    pub fn mat_vec_id(&self, ty: GgmlType, k: u32) -> MatVec {
-        self.mat_vec.shape(ty, k, 1, 1)
+    /// Whether a product of `m` rows of x is for the kernels that read each weight once.
+    pub fn is_few(&self, m: u32) -> bool {
+        m <= self.mat_vec_max
     }
 
     /// Share of the bus that a pass gets when its kernels read experts in host memory.
