@@ -1,6 +1,7 @@
 //! Sizes that a device might do better with than with those of its table: what `vkmoe bench --ops
 //! --tiles` tries, and where entries of [`Tuning`]'s tables come from.
 
+use super::attention::{Held, MatrixSizes, sizes};
 use super::int8::{self, Int8Products};
 use super::matrix::{MatrixTile, tile};
 use super::tuning::{MulMatTile, Tuning};
@@ -21,6 +22,11 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
     if tuning.int8.is_some() {
         let tiles = int8::candidates(info).map(Int8Products::all);
         others.extend(tiles.map(|all| with(&|t| t.int8 = Some(all))));
+    }
+    if let Some(units) = tuning.attention_units {
+        let sizes = ATTENTION_SIZES.iter().map(|sizes| units.only(sizes));
+        others.extend(sizes.map(|only| with(&|t| t.attention_units = Some(only))));
+        others.push(with(&|t| t.attention_units = None));
     }
     // What is left to the plain units, then everything.
     let tiles = mul_mat_tiles(info.kind).into_iter().filter(|tile| fits(tile, info));
@@ -59,6 +65,34 @@ static MATRIX_TILES: [MatrixTile; 4 * MATRIX_SHAPES.len()] = {
         i += 1;
     }
     tiles
+};
+
+/// Row blocks, subgroups and keys of attention.
+const ATTENTION_SHAPES: [[u32; 3]; 9] = [
+    [1, 4, 32],
+    [1, 4, 64],
+    [1, 4, 128],
+    [1, 8, 32],
+    [1, 8, 64],
+    [2, 2, 32],
+    [2, 2, 64],
+    [2, 4, 32],
+    [2, 4, 64],
+];
+
+/// Sizes of attention on matrix units: every shape with queries in registers or not, with shared memory for
+/// keys and values each or in turn, with loads ahead or not.
+static ATTENTION_SIZES: [MatrixSizes; 8 * ATTENTION_SHAPES.len()] = {
+    let mut all = [sizes(0, 0, 0, Held::Shared, false); 8 * ATTENTION_SHAPES.len()];
+    let mut i = 0;
+    while i < all.len() {
+        let [row_blocks, subgroups, keys] = ATTENTION_SHAPES[i / 8];
+        let queries = if i % 2 == 0 { Held::Registers } else { Held::Shared };
+        all[i] = sizes(row_blocks, subgroups, keys, queries, i / 2 % 2 == 1);
+        all[i].ahead = i / 4 % 2 == 0;
+        i += 1;
+    }
+    all
 };
 
 /// Tiles of the matrix product without matrix units. A CPU gets few: it takes a second to compile each.
@@ -123,7 +157,8 @@ mod tests {
         tuning.matrix = Some(units);
         let found = candidates(&tuning, &info());
         assert!(found.len() > 20);
-        for units in found.iter().filter_map(|other| other.matrix) {
+        let of_matrix = found.iter().filter(|other| other.matrix != tuning.matrix);
+        for units in of_matrix.filter_map(|other| other.matrix) {
             for is_glu in [false, true] {
                 assert_eq!(units.candidates(is_glu).count(), 1);
             }
