@@ -11,7 +11,6 @@ use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
 use crate::vk::{DeviceInfo, DeviceKind};
 use glam::UVec3;
-use std::fmt;
 
 /// Rows of x that the matrix-vector kernel handles together, at most.
 const MAT_VEC_COLS: u32 = 8;
@@ -46,6 +45,8 @@ pub struct Tuning {
     pub matrix: Option<MatrixUnits>,
     /// Or these integer products.
     pub int8: Option<Int8Products>,
+    /// Why these or those.
+    pub units_why: &'static str,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -105,7 +106,9 @@ impl Tuning {
     /// The sizes for a device.
     pub fn new(info: &DeviceInfo) -> Self {
         let plain = Self::plain(info);
-        match Units::of(info) {
+        let (units, units_why) = Units::of(info);
+        let plain = Tuning { units_why, ..plain };
+        match units {
             Units::Matrix(units) => Tuning { matrix: Some(units), ..plain },
             Units::Int8(products) => Tuning { int8: Some(products), ..plain },
             Units::Plain => plain,
@@ -129,6 +132,7 @@ impl Tuning {
                 grouped_host_read_share: 1.0,
                 matrix: None,
                 int8: None,
+                units_why: "",
             },
             _ => Tuning {
                 subgroup,
@@ -144,6 +148,7 @@ impl Tuning {
                 grouped_host_read_share: 0.4,
                 matrix: None,
                 int8: None,
+                units_why: "",
             },
         }
     }
@@ -193,6 +198,11 @@ impl Tuning {
         (m <= self.mat_vec_max).then(|| self.mat_vec_of(m.next_power_of_two().min(MAT_VEC_COLS)))
     }
 
+    /// Rows of x up to which the matrix-vector kernel is used.
+    pub fn mat_vec_max(&self) -> u32 {
+        self.mat_vec_max
+    }
+
     /// The matrix-vector kernel for pairs of tokens and experts.
     pub fn mat_vec_id(&self) -> MatVec {
         self.mat_vec_of(1)
@@ -233,30 +243,25 @@ enum Units {
 
 impl Units {
     /// Those that are asked for, if the device has them. Else matrix units, before fast integer products,
-    /// but not on a CPU, where neither is faster.
-    fn of(info: &DeviceInfo) -> Units {
+    /// but not on a CPU, where neither is faster. And why.
+    fn of(info: &DeviceInfo) -> (Units, &'static str) {
         let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
-        let matrix = || MatrixUnits::new(info).map(Units::Matrix);
-        let int8 = || Int8Products::new(info).map(Units::Int8);
-        let found = match wanted.as_str() {
-            "coopmat" => matrix(),
-            "int8" => int8(),
-            "f32" => None,
-            _ if info.kind == DeviceKind::Cpu => None,
-            _ if info.optional.integer_dot_accelerated => matrix().or_else(int8),
-            _ => matrix(),
+        let matrix = MatrixUnits::new(info).map(Units::Matrix);
+        let int8 = Int8Products::new(info).map(Units::Int8);
+        let asked = |units: Option<Units>| match units {
+            Some(units) => (units, "asked for by VKMOE_MATRIX"),
+            None => (Units::Plain, "the device has not what VKMOE_MATRIX asks for"),
         };
-        found.unwrap_or(Units::Plain)
-    }
-}
-
-impl fmt::Display for Tuning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let t = self.mul_mat;
-        write!(
-            f,
-            "mul_mat f32, tile {}×{}×{}, {}×{} an invocation; mul_mat_vec {} subgroups of {}, {} rows each",
-            t.bm, t.bn, t.bk, t.tm, t.tn, self.mat_vec_subgroups, self.subgroup, self.mat_vec_rows
-        )
+        match (wanted.as_str(), matrix, int8) {
+            ("coopmat", matrix, _) => asked(matrix),
+            ("int8", _, int8) => asked(int8),
+            ("f32", ..) => asked(Some(Units::Plain)),
+            _ if info.kind == DeviceKind::Cpu => (Units::Plain, "a CPU is not faster with others"),
+            (_, Some(matrix), _) => (matrix, "matrix units for f16"),
+            (_, None, Some(int8)) if info.optional.integer_dot_accelerated => {
+                (int8, "no matrix units for f16, but fast integer dot products")
+            }
+            _ => (Units::Plain, "neither matrix units for f16 nor fast integer dot products"),
+        }
     }
 }
