@@ -14,14 +14,16 @@
 //   GLU      y = act(G x) * (U x), G = W and U the matrix of weights2 / table2, or with GLU 2 the rows
 //            n..2n of W. ACT is that of glu.glsl. Biases: n values of G, then n of U.
 // Weights, decoded once, and activations, which come as f16 with a scale a row (half_rows), go to shared
-// memory BK elements at a time, in two buffers in turn: the next step's are fetched while this one's are
-// multiplied. Sums are f32. Half of the BM rows of a GLU tile are G's, the other half U's.
+// memory BK elements at a time: the next step's bytes are loaded before this one's products, and decoded
+// and stored after them. Sums are f32. Half of the BM rows of a GLU tile are G's, the other half U's.
+// A step is BK / 32 units (see weights.glsl) of every row. The elements of a unit lie apart in the row; in
+// shared memory they are side by side, for weights and activations alike, so that sums are the same.
 // Bindings: 0 x f16[][k], 1 y f32[m][n], 2 pairs u32[], 3 tiles u32[][3] (2, 3: GROUPED only),
 //   4 scales f32[] of the rows of x.
 // Specialization: 1 GROUPED, 2 GLU (0, 1, 2), 3 ACT, 4 BM, 5 BN, 6 BK (a multiple of 32), 7 WARPS_M,
 //   8 WARPS_N: subgroups along rows and columns, 9 MM, 10 MN, 11 MK: the shape of a matrix (MK a multiple
 //   of 8). BM / (WARPS_M * MM) is whole, and even for GLU; BN / (WARPS_N * MN) is whole.
-//   12 FETCH_AHEAD: the next step's fetches come before the products, else after.
+//   12 STAGES: 2 buffers in shared memory in turn, or 1 with another barrier.
 // k is a multiple of 32. The workgroup is WARPS_M * WARPS_N full subgroups.
 // Grid: x = ceil(n / BM), or ceil(n / (BM / 2)) for GLU; y = ceil(m / BN) or number of tiles.
 layout(constant_id = 1) const uint GROUPED = 0;
@@ -35,7 +37,7 @@ layout(constant_id = 8) const uint WARPS_N = 2;
 layout(constant_id = 9) const uint MM = 16;
 layout(constant_id = 10) const uint MN = 16;
 layout(constant_id = 11) const uint MK = 16;
-layout(constant_id = 12) const uint FETCH_AHEAD = 1;
+layout(constant_id = 12) const uint STAGES = 2;
 layout(push_constant, scalar) uniform Push {
     uint64_t weights;
     uint64_t table; // u64[n_expert]: addresses of the experts' matrices
@@ -69,28 +71,35 @@ const uint TM = BM / (WARPS_M * MM);
 const uint TN = BN / (WARPS_N * MN);
 const uint TK = BK / MK;
 
-// Shared memory in units of 16 bytes: 8 elements f16. A row has one unit more than its BK elements, so
-// that the rows of a matrix begin on different banks.
-const uint UNITS = BK / 8;
-const uint STRIDE = UNITS + 1;
-const uint W_UNITS = BM * STRIDE;
-const uint STAGE_UNITS = (BM + BN) * STRIDE;
+// Shared memory in quads of words: 8 elements f16. A row has one quad more than its BK elements, so that
+// the rows of a matrix begin on different banks.
+const uint QUADS = BK / 8;
+const uint STRIDE = QUADS + 1;
+const uint W_QUADS = BM * STRIDE;
+const uint STAGE_QUADS = (BM + BN) * STRIDE;
 // After the last step the same memory holds a subgroup's results, f32, column by column.
-const uint COL_UNITS = MM / 4 + 1;
-const uint OUT_UNITS = MN * COL_UNITS;
-const uint ALL_OUT_UNITS = WARPS_M * WARPS_N * OUT_UNITS * TM;
+const uint COL_QUADS = MM / 4 + 1;
+const uint OUT_QUADS = MN * COL_QUADS;
+const uint ALL_OUT_QUADS = WARPS_M * WARPS_N * OUT_QUADS * TM;
 // Rows of matrices of y; the others are U's.
 const uint ROWS = GLU != 0 ? TM / 2 : TM;
-shared uvec4 tile_units[2 * STAGE_UNITS > ALL_OUT_UNITS ? 2 * STAGE_UNITS : ALL_OUT_UNITS];
+shared uvec4 tile[STAGES * STAGE_QUADS > ALL_OUT_QUADS ? STAGES * STAGE_QUADS : ALL_OUT_QUADS];
 shared uint y_row[BN];
-shared uint x_row[BN]; // in units
+shared uint x_row[BN]; // in quads
 shared float x_scale[BN];
 
-// What a thread fetches for a step: units of weights and of activations.
-const uint W_EACH = (BM * UNITS + THREADS - 1) / THREADS;
-const uint X_EACH = (BN * UNITS + THREADS - 1) / THREADS;
-uvec4 w_fetched[W_EACH];
+// What a thread fetches for a step: units of weights and quads of activations.
+const uint ROW_STEP = BK / 32;
+const uint W_EACH = (BM * ROW_STEP + THREADS - 1) / THREADS;
+const uint X_EACH = (BN * QUADS + THREADS - 1) / THREADS;
+Unit w_fetched[W_EACH];
 uvec4 x_fetched[X_EACH];
+uvec4 w_decoded[W_EACH][4];
+
+// A subgroup multiplies with the matrices of a multiple of GRAIN columns of them, by code without branches
+// for each number, so that loads run ahead of products.
+const uint GRAIN = TN <= 4 ? 1 : TN / 4;
+coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator> sum[TM][TN];
 
 // The first row of G and U that this workgroup has, where they are, and how many rows there are.
 uint first_row;
@@ -116,25 +125,47 @@ uint64_t weight_row(uint r) {
     return (second ? up : gate) + uint64_t(n) * row_bytes(p.k);
 }
 
-void fetch(uint k0, uint n_columns) {
+bool has_weights(uint j) { return W_EACH * THREADS == BM * ROW_STEP || j < BM * ROW_STEP; }
+
+// First of the 8 elements that quad i of unit u holds.
+uint quad_element(uint u, uint i) {
+    return u / RUNS * (32 * RUNS) + u % RUNS * (32 / RUNS) + i * RUNS / 4 * 32 + i * 8 % (32 / RUNS);
+}
+
+// Loads what the step from unit u0 of each row on needs.
+void fetch(uint u0, uint n_columns) {
+    uint last_unit = row_units(p.k) - 1;
     [[unroll]] for (uint i = 0; i < W_EACH; i++) {
         uint j = gl_LocalInvocationID.x + i * THREADS;
-        if (W_EACH * THREADS == BM * UNITS || j < BM * UNITS) {
-            uint k = k0 + j % UNITS * 8;
-            float w[8] = float[8](0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
-            if (k < p.k) {
-                decode8(weight_row(j / UNITS), k, w);
-            }
-            w_fetched[i] = uvec4(packHalf2x16(vec2(w[0], w[1])), packHalf2x16(vec2(w[2], w[3])),
-                packHalf2x16(vec2(w[4], w[5])), packHalf2x16(vec2(w[6], w[7])));
+        if (has_weights(j)) {
+            w_fetched[i] = load_unit(weight_row(j / ROW_STEP), min(u0 + j % ROW_STEP, last_unit), p.k);
         }
     }
     [[unroll]] for (uint i = 0; i < X_EACH; i++) {
         uint j = gl_LocalInvocationID.x + i * THREADS;
-        if (j / UNITS < n_columns) {
-            // Elements past the end of a row meet zeros, but must not be NaN.
-            uint unit = k0 / 8 + j % UNITS;
-            x_fetched[i] = unit < p.k / 8 ? x[x_row[j / UNITS] + unit] : uvec4(0);
+        uint c = j / QUADS;
+        if (c < n_columns) {
+            uint e = quad_element(u0 + j % QUADS / 4, j % 4);
+            // What is past the end of a row meets zeros, but must not be NaN.
+            x_fetched[i] = e < p.k ? x[x_row[c] + e / 8] : uvec4(0);
+        }
+    }
+}
+
+// Elements 8 i .. 8 i + 7 of a unit as f16; zeros past the row's end.
+uvec4 decode_quad(Unit w, uint u, uint i) {
+    vec2 scale = unit_scale(w, u, i * RUNS / 4);
+    vec4 lo = scale.x * unit_q(w, u, 2 * i) + scale.y;
+    vec4 hi = scale.x * unit_q(w, u, 2 * i + 1) + scale.y;
+    uvec4 quad = uvec4(packHalf2x16(lo.xy), packHalf2x16(lo.zw), packHalf2x16(hi.xy), packHalf2x16(hi.zw));
+    return quad_element(u, i) < p.k ? quad : uvec4(0);
+}
+
+void decode_fetched(uint u0) {
+    [[unroll]] for (uint i = 0; i < W_EACH; i++) {
+        [[unroll]] for (uint q = 0; q < 4; q++) {
+            uint j = gl_LocalInvocationID.x + i * THREADS;
+            w_decoded[i][q] = decode_quad(w_fetched[i], u0 + j % ROW_STEP, q);
         }
     }
 }
@@ -142,14 +173,17 @@ void fetch(uint k0, uint n_columns) {
 void store_fetched(uint stage, uint n_columns) {
     [[unroll]] for (uint i = 0; i < W_EACH; i++) {
         uint j = gl_LocalInvocationID.x + i * THREADS;
-        if (W_EACH * THREADS == BM * UNITS || j < BM * UNITS) {
-            tile_units[stage * STAGE_UNITS + j / UNITS * STRIDE + j % UNITS] = w_fetched[i];
+        if (has_weights(j)) {
+            uint to = stage * STAGE_QUADS + j / ROW_STEP * STRIDE + j % ROW_STEP * 4;
+            [[unroll]] for (uint q = 0; q < 4; q++) {
+                tile[to + q] = w_decoded[i][q];
+            }
         }
     }
     [[unroll]] for (uint i = 0; i < X_EACH; i++) {
         uint j = gl_LocalInvocationID.x + i * THREADS;
-        if (j / UNITS < n_columns) {
-            tile_units[stage * STAGE_UNITS + W_UNITS + j / UNITS * STRIDE + j % UNITS] = x_fetched[i];
+        if (j / QUADS < n_columns) {
+            tile[stage * STAGE_QUADS + W_QUADS + j / QUADS * STRIDE + j % QUADS] = x_fetched[i];
         }
     }
 }
@@ -167,6 +201,28 @@ uint matrix_row(uint warp_m, uint i) {
 // all subgroups busy.
 uint matrix_column(uint warp_n, uint j) { return (j * WARPS_N + warp_n) * MN; }
 
+// Adds the products of a step with the first n of the subgroup's columns of matrices.
+void multiply(uint w_at, uint n, uint warp_m, uint warp_n) {
+    uint x_at = w_at + W_QUADS;
+    [[unroll]] for (uint kk = 0; kk < TK; kk++) {
+        coopmat<float16_t, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA> w[TM];
+        coopmat<float16_t, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB> v[TN];
+        [[unroll]] for (uint i = 0; i < TM; i++) {
+            coopMatLoad(w[i], tile, w_at + matrix_row(warp_m, i) * STRIDE + kk * (MK / 8), STRIDE,
+                gl_CooperativeMatrixLayoutRowMajor);
+        }
+        [[unroll]] for (uint j = 0; j < n; j++) {
+            coopMatLoad(v[j], tile, x_at + matrix_column(warp_n, j) * STRIDE + kk * (MK / 8), STRIDE,
+                gl_CooperativeMatrixLayoutColumnMajor);
+        }
+        [[unroll]] for (uint j = 0; j < n; j++) {
+            [[unroll]] for (uint i = 0; i < TM; i++) {
+                sum[i][j] = coopMatMulAdd(w[i], v[j], sum[i][j]);
+            }
+        }
+    }
+}
+
 float bias_of(uint expert, uint half_index, uint n) {
     uint width = GLU != 0 ? 2 * p.n : p.n;
     return bias_at(p.bias, expert * width + half_index * p.n + n, gate);
@@ -175,17 +231,17 @@ float bias_of(uint expert, uint half_index, uint n) {
 // Writes the MM rows from `row` on of MN columns from `column` on, whose sums are in shared memory from `at`
 // on; for GLU those of U are ROWS matrices behind.
 void store_results(uint at, uint expert, uint row, uint column) {
-    const uint QUADS = MM / 4;
-    for (uint i = gl_SubgroupInvocationID; i < MN * QUADS; i += gl_SubgroupSize) {
-        uint c = column + i / QUADS;
-        uint n = row + i % QUADS * 4;
+    const uint COL_SUMS = MM / 4;
+    for (uint i = gl_SubgroupInvocationID; i < MN * COL_SUMS; i += gl_SubgroupSize) {
+        uint c = column + i / COL_SUMS;
+        uint n = row + i % COL_SUMS * 4;
         uint q = y_row[c];
         if (q == NOTHING || n >= p.n) {
             continue;
         }
-        uint unit = at + i / QUADS * COL_UNITS + i % QUADS;
-        vec4 sum = uintBitsToFloat(tile_units[unit]) * x_scale[c];
-        vec4 second = GLU != 0 ? uintBitsToFloat(tile_units[unit + ROWS * OUT_UNITS]) * x_scale[c] : vec4(0.0);
+        uint unit = at + i / COL_SUMS * COL_QUADS + i % COL_SUMS;
+        vec4 sum = uintBitsToFloat(tile[unit]) * x_scale[c];
+        vec4 second = GLU != 0 ? uintBitsToFloat(tile[unit + ROWS * OUT_QUADS]) * x_scale[c] : vec4(0.0);
         [[unroll]] for (uint r = 0; r < 4; r++) {
             uint known = min(n + r, p.n - 1);
             sum[r] += bias_of(expert, 0, known);
@@ -236,7 +292,6 @@ void main() {
     uint n_columns = (count + MN - 1) / MN * MN;
     uint warp_m = gl_SubgroupID / WARPS_N;
     uint warp_n = gl_SubgroupID % WARPS_N;
-    coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator> sum[TM][TN];
     [[unroll]] for (uint i = 0; i < TM; i++) {
         [[unroll]] for (uint j = 0; j < TN; j++) {
             sum[i][j] = coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>(0.0);
@@ -244,37 +299,29 @@ void main() {
     }
 
     fetch(0, n_columns);
+    decode_fetched(0);
     store_fetched(0, n_columns);
     barrier();
     uint stage = 0;
-    for (uint k0 = 0; k0 < p.k; k0 += BK) {
-        bool more = k0 + BK < p.k;
-        if (FETCH_AHEAD != 0 && more) {
-            fetch(k0 + BK, n_columns);
+    uint n_active = (n_columns / MN + WARPS_N - 1) / WARPS_N;
+    n_active = (n_active + GRAIN - 1) / GRAIN * GRAIN;
+    uint n_units = row_units(p.k);
+    for (uint u0 = 0; u0 < n_units; u0 += ROW_STEP) {
+        uint next = u0 + ROW_STEP;
+        if (next < n_units) {
+            fetch(next, n_columns);
         }
-        [[unroll]] for (uint kk = 0; kk < TK; kk++) {
-            coopmat<float16_t, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA> w[TM];
-            [[unroll]] for (uint i = 0; i < TM; i++) {
-                coopMatLoad(w[i], tile_units, stage * STAGE_UNITS + matrix_row(warp_m, i) * STRIDE + kk * (MK / 8),
-                    STRIDE, gl_CooperativeMatrixLayoutRowMajor);
-            }
-            [[unroll]] for (uint j = 0; j < TN; j++) {
-                if (matrix_column(warp_n, j) < n_columns) {
-                    coopmat<float16_t, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB> v;
-                    coopMatLoad(v, tile_units,
-                        stage * STAGE_UNITS + W_UNITS + matrix_column(warp_n, j) * STRIDE + kk * (MK / 8), STRIDE,
-                        gl_CooperativeMatrixLayoutColumnMajor);
-                    [[unroll]] for (uint i = 0; i < TM; i++) {
-                        sum[i][j] = coopMatMulAdd(w[i], v, sum[i][j]);
-                    }
-                }
+        [[unroll]] for (uint n = GRAIN; n <= TN; n += GRAIN) {
+            if (n == n_active) {
+                multiply(stage * STAGE_QUADS, n, warp_m, warp_n);
             }
         }
-        if (more) {
-            if (FETCH_AHEAD == 0) {
-                fetch(k0 + BK, n_columns);
-            }
-            stage ^= 1;
+        decode_fetched(next);
+        if (STAGES == 1) {
+            barrier();
+        }
+        if (next < n_units) {
+            stage = (stage + 1) % STAGES;
             store_fetched(stage, n_columns);
         }
         barrier();
@@ -282,7 +329,7 @@ void main() {
 
     // Column by column of matrices. Only the stores of matrices are unrolled: with all of it unrolled, the
     // sums would be indexed at run time by compilers that find that too long, and live in memory.
-    uint at = gl_SubgroupID * OUT_UNITS * TM;
+    uint at = gl_SubgroupID * OUT_QUADS * TM;
     [[dont_unroll]] for (uint j = 0; j < TN; j++) {
         // The same for all subgroups: lavapipe takes subgroupBarrier for one of the workgroup.
         if (j * WARPS_N * MN >= n_columns) {
@@ -291,14 +338,14 @@ void main() {
         [[unroll]] for (uint known = 0; known < TN; known++) {
             if (known == j) {
                 [[unroll]] for (uint i = 0; i < TM; i++) {
-                    coopMatStore(sum[i][known], tile_units, at + i * OUT_UNITS, COL_UNITS,
+                    coopMatStore(sum[i][known], tile, at + i * OUT_QUADS, COL_QUADS,
                         gl_CooperativeMatrixLayoutColumnMajor);
                 }
             }
         }
         subgroupBarrier();
         [[dont_unroll]] for (uint i = 0; i < ROWS; i++) {
-            store_results(at + i * OUT_UNITS, expert, first_row + matrix_row(warp_m, i), matrix_column(warp_n, j));
+            store_results(at + i * OUT_QUADS, expert, first_row + matrix_row(warp_m, i), matrix_column(warp_n, j));
         }
         subgroupBarrier();
     }

@@ -167,6 +167,8 @@ push_constants! {
         table: u64,
         /// Address of `f32[n]`, or `f32[n_expert][n]`; 0 = none.
         bias: u64,
+        /// Address of the norm's weight, `f32[k]`, if there is a norm.
+        norm: u64,
         /// Elements of a weight row.
         k: u32,
         /// Weight rows.
@@ -175,6 +177,10 @@ push_constants! {
         m: u32,
         /// Grouped: pair q takes row q / x_div of x.
         x_div: u32,
+        /// The norm's: added to the mean square.
+        eps: f32,
+        /// Unused.
+        _pad: u32,
     }
     /// Matrix product for many rows of x, on matrix units.
     MulMatCm = "mul_mat_cm" MUL_MAT_CM {

@@ -3,6 +3,17 @@
 //   const uint QUANT_BYTES   bytes of a block
 //   void decode8(uint64_t row, uint k, out float w[8])
 //                            elements k..k+7, k a multiple of 8, of the row that starts at address `row`
+// and, for products with few columns, units: 32 elements that one lane takes at once, so that it has few
+// and wide loads, and scales are worked out once for many elements.
+//   const uint RUNS          runs of a unit. Unit u has RUNS runs of 32 / RUNS elements, 32 elements apart:
+//                            run j starts at u / RUNS * 32 * RUNS + u % RUNS * (32 / RUNS) + 32 * j
+//   struct Unit              its bytes
+//   Unit load_unit(uint64_t row, uint u, uint k)
+//                            loads and does nothing else, so that several units can be on their way
+//   vec4 unit_q(Unit w, uint u, uint i)
+//                            elements 4 i .. 4 i + 3 of the unit, run after run, without scale
+//   vec2 unit_scale(Unit w, uint u, uint j)
+//                            of run j: w = x * q + y
 // and, if QUANT_AS_BYTES is defined, all but float types
 //   void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale)
 //                            elements k..k+15, k a multiple of 16: signed bytes q; w = scale.x * q + scale.y
@@ -16,6 +27,7 @@
 // hardware fetches whole sectors anyway. Blocks of odd sizes are read as aligned words and shifted.
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer U32x4 { uvec4 u; };
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer F32x4 { vec4 f; };
 layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer U32x2 { uvec2 u; };
 
 uint load_u8(uint64_t a) { return uint(U8s(a).u[0]); }
@@ -64,6 +76,38 @@ uvec2 spread_bits(uint bits) {
     return ((uvec2(bits, bits >> 4) & 0xf) * 0x00204081) & 0x01010101;
 }
 
+vec4 bytes(uint v) { return vec4(byte_at(v, 0), byte_at(v, 1), byte_at(v, 2), byte_at(v, 3)); }
+vec4 signed_bytes(uint v) {
+    return vec4(signed_byte_at(v, 0), signed_byte_at(v, 1), signed_byte_at(v, 2), signed_byte_at(v, 3));
+}
+
+// Blocks at odd half words, read as aligned words from the word on in which they begin. Word m of the
+// block, of words m and m + 1 read:
+uint halves_from(uint word, uint next, bool odd) { return odd ? (word >> 16) | (next << 16) : word; }
+// The same for what follows the block's first half word, and that half word as a number.
+uint after_half(uint word, uint next, bool odd) { return odd ? next : (word >> 16) | (next << 16); }
+float first_half(uint word, bool odd) { return unpackHalf2x16(odd ? word >> 16 : word).x; }
+
+uvec3 load12(uint64_t a) {
+    U32s s = U32s(a);
+    return uvec3(s.u[0], s.u[1], s.u[2]);
+}
+#define LOAD_WORDS(TO, N, ADDRESS)                                                                         \
+    U32s words = U32s((ADDRESS) & ~uint64_t(3));                                                           \
+    [[unroll]] for (uint n = 0; n < N; n++) {                                                              \
+        TO[n] = words.u[n];                                                                                \
+    }
+
+// Float types: start of run j of unit u, within the row of k elements, and loads by the row's alignment.
+uint float_run(uint u, uint j, uint k) { return min(u / 4 * 128 + u % 4 * 8 + 32 * j, (k - 1) & ~7u); }
+uvec4 load_halves8(uint64_t row, uint i, uint k) {
+    uint64_t a = row + i * 2;
+    return (k & 7) == 0 ? U32x4(a).u : load16_align2(a);
+}
+vec4 load_floats4(uint64_t row, uint i, uint k) {
+    uint64_t a = row + i * 4;
+    return (k & 3) == 0 ? F32x4(a).f : vec4(F32s(a).f[0], F32s(a).f[1], F32s(a).f[2], F32s(a).f[3]);
+}
 #ifdef QUANT_AS_BYTES
 uvec4 load16_align8(uint64_t a) { return uvec4(load8_align8(a), load8_align8(a + 8)); }
 uvec4 load16_align4(uint64_t a) { return uvec4(load8_align4(a), load8_align4(a + 8)); }
@@ -74,3 +118,6 @@ uvec4 minus(uvec4 bytes, uint by) { return (bytes + (128 - by) * 0x01010101) ^ 0
 #include "quant.glsl"
 
 uint64_t row_bytes(uint k) { return uint64_t(k / QUANT_BLOCK * QUANT_BYTES); }
+
+// Units of a row of k elements, a multiple of RUNS. Those of float types may reach past its end.
+uint row_units(uint k) { return (k + 32 * RUNS - 1) / (32 * RUNS) * RUNS; }

@@ -14,6 +14,25 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     iq4_scale8(load8_align8(block + (8 + j * 16 + (e & 8))) >> ((e & 16) >> 2), d, w);
 }
 
+const uint RUNS = 1;
+struct Unit {
+    uvec2 head;
+    uvec2 q[2];
+};
+
+Unit load_unit(uint64_t row, uint u, uint k) {
+    uint64_t block = row + u / 8 * 136;
+    uint64_t q = block + (8 + u % 8 * 16);
+    return Unit(load8_align8(block), uvec2[2](load8_align8(q), load8_align8(q + 8)));
+}
+
+vec4 unit_q(Unit w, uint u, uint i) { return iq4_values(w.q[i % 4 / 2][i % 2] >> (i / 4 * 4)); }
+
+vec2 unit_scale(Unit w, uint u, uint j) {
+    uint b = u % 8;
+    uint scale = ((w.head.y >> (b * 4)) & 15) | (((w.head.x >> (16 + b * 2)) & 3) << 4);
+    return vec2(unpackHalf2x16(w.head.x).x * float(int(scale) - 32), 0.0);
+}
 #ifdef QUANT_AS_BYTES
 const uint QUANT_GROUP = 32;
 const bool QUANT_HAS_MIN = false;

@@ -17,6 +17,37 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     }
 }
 
+const uint RUNS = 1;
+struct Unit {
+    uint w[5];
+    uint e;
+    uint shift;
+};
+
+Unit load_unit(uint64_t row, uint u, uint k) {
+    Unit w;
+    uint64_t block = row + u * 17;
+    w.e = load_u8(block);
+    w.shift = (uint(block + 1) & 3) * 8;
+    LOAD_WORDS(w.w, 5, block + 1)
+    return w;
+}
+
+vec4 unit_q(Unit w, uint u, uint i) {
+    uint n = ((w.w[i % 4] >> w.shift) | ((w.w[i % 4 + 1] << 1) << (31 - w.shift))) >> (i / 4 * 4);
+    vec4 v;
+    [[unroll]] for (uint j = 0; j < 4; j++) {
+        uint four = (n & 4) == 0 ? 0x03020100 : 0x0c080604;
+        float magnitude = byte_at(four, n & 3);
+        v[j] = (n & 8) == 0 ? magnitude : -magnitude;
+        n >>= 8;
+    }
+    return v;
+}
+
+vec2 unit_scale(Unit w, uint u, uint j) {
+    return vec2(uintBitsToFloat(w.e < 2 ? 0x00200000 << w.e : (w.e - 1) << 23), 0.0);
+}
 #ifdef QUANT_AS_BYTES
 const uint QUANT_GROUP = 32;
 const bool QUANT_HAS_MIN = false;

@@ -13,6 +13,26 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     scale8(q, dm.x * float(int(scale & 15)), -dm.y * float(int(scale >> 4)), w);
 }
 
+const uint RUNS = 4;
+struct Unit {
+    uvec2 q;
+    uvec2 scales;
+    uint dm;
+};
+
+Unit load_unit(uint64_t row, uint u, uint k) {
+    uint64_t block = row + u / 8 * 84;
+    uint upper = u / 4 % 2;
+    return Unit(load8_align4(block + (16 + upper * 32 + u % 4 * 8)), load8_align4(block + upper * 8),
+        U32s(block + 80).u[0]);
+}
+
+vec4 unit_q(Unit w, uint u, uint i) { return bytes((w.q[i % 2] >> (i / 2 * 2)) & 0x03030303); }
+
+vec2 unit_scale(Unit w, uint u, uint j) {
+    uint scale = w.scales[j / 2] >> (j % 2 * 16 + u % 4 / 2 * 8);
+    return unpackHalf2x16(w.dm) * vec2(float(int(scale & 15)), -float(int((scale >> 4) & 15)));
+}
 #ifdef QUANT_AS_BYTES
 const uint QUANT_GROUP = 16;
 const bool QUANT_HAS_MIN = true;

@@ -19,6 +19,38 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     scale8(q | (bit2 << 2), d, -4.0 * d, w);
 }
 
+const uint RUNS = 4;
+struct Unit {
+    uvec3 q;
+    uvec3 high;
+    uvec4 scales; // and d
+    bool odd;
+};
+
+Unit load_unit(uint64_t row, uint u, uint k) {
+    uint64_t block = row + u / 8 * 110;
+    uint64_t even = block & ~uint64_t(3);
+    uint l = u % 4 * 8;
+    U32s scales = U32s((block + 96) & ~uint64_t(3));
+    return Unit(load12(even + (32 + u / 4 % 2 * 32 + l)), load12(even + l),
+        uvec4(scales.u[0], scales.u[1], scales.u[2], scales.u[3]), (uint(block) & 2) != 0);
+}
+
+vec4 unit_q(Unit w, uint u, uint i) {
+    uint q = halves_from(w.q[i % 2], w.q[i % 2 + 1], w.odd) >> (i / 2 * 2);
+    uint high = halves_from(w.high[i % 2], w.high[i % 2 + 1], w.odd) >> (u / 4 % 2 * 4 + i / 2);
+    return bytes((q & 0x03030303) | ((high & 0x01010101) << 2));
+}
+
+vec2 unit_scale(Unit w, uint u, uint j) {
+    uint upper = u / 4 % 2;
+    uint at = j % 2 * 16 + u % 4 / 2 * 8;
+    uint low = halves_from(w.scales[j / 2], w.scales[j / 2 + 1], w.odd) >> (at + upper * 4);
+    uint high = halves_from(w.scales.z, w.scales.w, w.odd) >> (at + upper * 4 + j / 2 * 2);
+    int scale = int((low & 15) | ((high & 3) << 4)) - 32;
+    float d = unpackHalf2x16(w.odd ? w.scales.w >> 16 : w.scales.w).x * float(scale);
+    return vec2(d, -4.0 * d);
+}
 #ifdef QUANT_AS_BYTES
 const uint QUANT_GROUP = 16;
 const bool QUANT_HAS_MIN = false;

@@ -9,6 +9,20 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     scale8(q, dm.x, dm.y, w);
 }
 
+const uint RUNS = 1;
+struct Unit {
+    uint w[5];
+};
+
+Unit load_unit(uint64_t row, uint u, uint k) {
+    Unit w;
+    LOAD_WORDS(w.w, 5, row + u * 20)
+    return w;
+}
+
+vec4 unit_q(Unit w, uint u, uint i) { return bytes((w.w[1 + i % 4] >> (i / 4 * 4)) & 0x0f0f0f0f); }
+
+vec2 unit_scale(Unit w, uint u, uint j) { return unpackHalf2x16(w.w[0]); }
 #ifdef QUANT_AS_BYTES
 const uint QUANT_GROUP = 32;
 const bool QUANT_HAS_MIN = true;

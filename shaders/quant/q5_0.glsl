@@ -11,6 +11,27 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     scale8(q | (high << 4), d, -16.0 * d, w);
 }
 
+const uint RUNS = 1;
+struct Unit {
+    uint w[6];
+    bool odd;
+};
+
+Unit load_unit(uint64_t row, uint u, uint k) {
+    Unit w;
+    uint64_t block = row + u * 22;
+    w.odd = (uint(block) & 2) != 0;
+    LOAD_WORDS(w.w, 6, block)
+    return w;
+}
+
+vec4 unit_q(Unit w, uint u, uint i) {
+    uint high = spread_bits(after_half(w.w[0], w.w[1], w.odd) >> (i * 4)).x;
+    uint q = after_half(w.w[1 + i % 4], w.w[2 + i % 4], w.odd) >> (i / 4 * 4);
+    return bytes((q & 0x0f0f0f0f) | (high << 4));
+}
+
+vec2 unit_scale(Unit w, uint u, uint j) { return first_half(w.w[0], w.odd) * vec2(1.0, -16.0); }
 #ifdef QUANT_AS_BYTES
 const uint QUANT_GROUP = 32;
 const bool QUANT_HAS_MIN = false;

@@ -12,6 +12,22 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     scale8(q | (high << 4), dm.x, dm.y, w);
 }
 
+const uint RUNS = 1;
+struct Unit {
+    uvec2 w[3];
+};
+
+Unit load_unit(uint64_t row, uint u, uint k) {
+    uint64_t block = row + u * 24;
+    return Unit(uvec2[3](load8_align8(block), load8_align8(block + 8), load8_align8(block + 16)));
+}
+
+vec4 unit_q(Unit w, uint u, uint i) {
+    uint high = spread_bits(w.w[0].y >> (i * 4)).x;
+    return bytes(((w.w[1 + i % 4 / 2][i % 2] >> (i / 4 * 4)) & 0x0f0f0f0f) | (high << 4));
+}
+
+vec2 unit_scale(Unit w, uint u, uint j) { return unpackHalf2x16(w.w[0].x); }
 #ifdef QUANT_AS_BYTES
 const uint QUANT_GROUP = 32;
 const bool QUANT_HAS_MIN = true;

@@ -13,6 +13,38 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     scale8((low & 0x0f0f0f0f) | ((high & 0x03030303) << 4), d, -32.0 * d, w);
 }
 
+const uint RUNS = 4;
+struct Unit {
+    uvec3 low[2];
+    uvec3 high;
+    uvec3 scales;
+    uint d;
+    bool odd;
+};
+
+Unit load_unit(uint64_t row, uint u, uint k) {
+    uint64_t block = row + u / 8 * 210;
+    uint64_t even = block & ~uint64_t(3);
+    uint upper = u / 4 % 2;
+    uint l = u % 4 * 8;
+    uint64_t low = even + (upper * 64 + l);
+    return Unit(uvec3[2](load12(low), load12(low + 32)), load12(even + (128 + upper * 32 + l)),
+        load12(even + (192 + upper * 8)), uint(U16s(block + 208).u[0]), (uint(block) & 2) != 0);
+}
+
+vec4 unit_q(Unit w, uint u, uint i) {
+    uvec3 low = w.low[i / 2 % 2];
+    uint q = halves_from(low[i % 2], low[i % 2 + 1], w.odd) >> (i / 4 * 4);
+    uint high = halves_from(w.high[i % 2], w.high[i % 2 + 1], w.odd) >> (i / 2 * 2);
+    return bytes((q & 0x0f0f0f0f) | ((high & 0x03030303) << 4));
+}
+
+vec2 unit_scale(Unit w, uint u, uint j) {
+    uint four = halves_from(w.scales[j / 2], w.scales[j / 2 + 1], w.odd);
+    int scale = int(four << (24 - (j % 2 * 16 + u % 4 / 2 * 8))) >> 24;
+    float d = unpackHalf2x16(w.d).x * float(scale);
+    return vec2(d, -32.0 * d);
+}
 #ifdef QUANT_AS_BYTES
 const uint QUANT_GROUP = 16;
 const bool QUANT_HAS_MIN = false;

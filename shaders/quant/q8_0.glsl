@@ -12,6 +12,23 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     }
 }
 
+const uint RUNS = 1;
+struct Unit {
+    uint w[9];
+    bool odd;
+};
+
+Unit load_unit(uint64_t row, uint u, uint k) {
+    Unit w;
+    uint64_t block = row + u * 34;
+    w.odd = (uint(block) & 2) != 0;
+    LOAD_WORDS(w.w, 9, block)
+    return w;
+}
+
+vec4 unit_q(Unit w, uint u, uint i) { return signed_bytes(after_half(w.w[i], w.w[i + 1], w.odd)); }
+
+vec2 unit_scale(Unit w, uint u, uint j) { return vec2(first_half(w.w[0], w.odd), 0.0); }
 #ifdef QUANT_AS_BYTES
 const uint QUANT_GROUP = 32;
 const bool QUANT_HAS_MIN = false;

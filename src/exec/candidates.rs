@@ -2,6 +2,7 @@
 //! --tiles` tries, and where entries of [`Tuning`]'s tables come from.
 
 use super::int8::{self, Int8Products};
+use super::mat_vec::MatVecSizes;
 use super::matrix::{MatrixTile, tile};
 use super::tuning::{MulMatTile, Tuning};
 use crate::vk::{DeviceInfo, DeviceKind};
@@ -25,6 +26,7 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
     // What is left to the plain units, then everything.
     let tiles = mul_mat_tiles(info.kind).into_iter().filter(|tile| fits(tile, info));
     others.extend(tiles.map(|tile| with(&|t| t.set_mul_mat(tile))));
+    others.extend(mat_vec_sizes(tuning.mat_vec).map(|sizes| with(&|t| t.mat_vec = sizes)));
     others.push(with(&|t| (t.matrix, t.int8) = (None, None)));
     others.retain(|other| other != tuning);
     others
@@ -48,18 +50,39 @@ const MATRIX_SHAPES: [[u32; 4]; 14] = [
     [256, 128, 4, 4],
 ];
 
-/// Tiles for matrix units: every shape at two depths, fetched ahead or not.
+/// Tiles for matrix units: every shape at two depths, with one buffer or two.
 static MATRIX_TILES: [MatrixTile; 4 * MATRIX_SHAPES.len()] = {
-    let mut tiles = [tile(0, 0, 0, 0, 0, false); 4 * MATRIX_SHAPES.len()];
+    let mut tiles = [tile(0, 0, 0, 0, 0, 0); 4 * MATRIX_SHAPES.len()];
     let mut i = 0;
     while i < tiles.len() {
         let [bm, bn, warps_m, warps_n] = MATRIX_SHAPES[i / 4];
         tiles[i] =
-            tile(bm, bn, if i % 4 < 2 { 32 } else { 64 }, warps_m, warps_n, i.is_multiple_of(2));
+            tile(bm, bn, if i % 4 < 2 { 32 } else { 64 }, warps_m, warps_n, 1 + i as u32 % 2);
         i += 1;
     }
     tiles
 };
+
+/// Sizes for few rows of x that differ from the chosen ones in one thing.
+fn mat_vec_sizes(chosen: MatVecSizes) -> impl Iterator<Item = MatVecSizes> {
+    let MatVecSizes { subgroups, rows, words, sums, groups, .. } = chosen;
+    let others = [
+        MatVecSizes { subgroups: (subgroups / 2).max(1), ..chosen },
+        MatVecSizes { subgroups: subgroups * 2, ..chosen },
+        MatVecSizes { rows: 1, ..chosen },
+        MatVecSizes { rows: (rows / 2).max(1), ..chosen },
+        MatVecSizes { rows: rows * 2, ..chosen },
+        MatVecSizes { words: words / 2, ..chosen },
+        MatVecSizes { words: words * 2, ..chosen },
+        MatVecSizes { sums: sums * 2, ..chosen },
+        MatVecSizes { groups: groups / 2, ..chosen },
+        MatVecSizes { groups: groups * 2, ..chosen },
+        MatVecSizes { groups: groups * 16, ..chosen },
+    ];
+    let is_new =
+        move |(i, sizes): &(usize, MatVecSizes)| *sizes != chosen && !others[..*i].contains(sizes);
+    others.into_iter().enumerate().filter(is_new).map(|(_, sizes)| sizes)
+}
 
 /// Tiles of the matrix product without matrix units. A CPU gets few: it takes a second to compile each.
 fn mul_mat_tiles(kind: DeviceKind) -> Vec<MulMatTile> {

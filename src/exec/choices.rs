@@ -4,6 +4,7 @@
 use super::attention::AttentionShape;
 use super::matrix::MatrixTile;
 use super::tuning::{MulMatTile, Tuning};
+use crate::gguf::GgmlType;
 
 /// A row of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub struct Choice {
 /// Weight rows of a large matrix, and rows of x that go with it.
 const LARGE: (u32, u32) = (4096, 2048);
 const SMALL: (u32, u32) = (512, 64);
+/// Type that most weights have.
+const TYPE: GgmlType = GgmlType::Q4_K;
 /// Rows of x of an expert.
 const PER_EXPERT: [u32; 2] = [32, 256];
 /// Head size and heads that share keys.
@@ -50,8 +53,8 @@ pub fn choices(t: &Tuning) -> Vec<Choice> {
 }
 
 fn matrix_tile(t: MatrixTile) -> String {
-    let ahead = if t.ahead { ", fetched ahead" } else { "" };
-    format!("{}×{}×{}, {}×{} subgroups{ahead}", t.bm, t.bn, t.bk, t.warps_m, t.warps_n)
+    let MatrixTile { bm, bn, bk, warps_m, warps_n, stages } = t;
+    format!("{bm}×{bn}×{bk}, {warps_m}×{warps_n} subgroups, {stages} buffers")
 }
 
 fn plain_tile(t: MulMatTile) -> String {
@@ -113,19 +116,18 @@ fn float(t: &Tuning) -> Choice {
 
 /// Products of few rows of x, whose speed is that of memory.
 fn few(t: &Tuning) -> Vec<Choice> {
-    let most = t.mat_vec_max();
     let choice = |m: u32| {
-        let v = t.mat_vec(m)?;
+        let v = t.mat_vec(TYPE, LARGE.0, m)?;
         Some(Choice {
             op: "product",
             rows: if m == 1 { "1, or 1 an expert".into() } else { format!("up to {m}") },
             kernel: "mul_mat_vec".into(),
-            tile: format!("{} a subgroup of {}, {} of x", v.rows, t.subgroup, v.cols),
+            tile: format!("{} × {} rows a subgroup, {} loads ahead", v.rows, v.cols, v.units),
             workgroup: v.local,
-            why: "as fast as weights are read".into(),
+            why: format!("as fast as weights are read, here {TYPE}"),
         })
     };
-    [1, most].into_iter().filter_map(choice).collect()
+    [1, t.mat_vec_max()].into_iter().filter_map(choice).collect()
 }
 
 fn attention(t: &Tuning, n_tokens: u32) -> Choice {

@@ -160,12 +160,11 @@ impl Lowering<'_> {
     fn mul_mat(&self, w: Weight, bias: u64, x: Tensor, out: Tensor) -> Launch {
         let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
         let weights = self.residency.address(w.id);
-        if let Some(t) = self.tuning.mat_vec(m) {
-            let spec = [t.local, 0, t.cols, t.rows];
-            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &spec);
-            let push = push::MulMatVec { weights, table: 0, bias, k: w.k, n: w.n, m, x_div: 1 };
+        if let Some(t) = self.tuning.mat_vec(w.ty, w.k, m) {
+            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(false, 0));
+            let push = push::MulMatVec { weights, bias, ..self.mat_vec_push(w, m) };
             let groups = t.grid(w.n, m.div_ceil(t.cols));
-            return Launch::new(kernel, push, &[x, y, x], groups).striding();
+            return Launch::new(kernel, push, &[x, y, x, x, y], groups).striding();
         }
         let t = self.tuning.mul_mat_dense(w.n, m);
         let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(false));
@@ -186,10 +185,10 @@ impl Lowering<'_> {
         let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
         let table = self.table(w.id);
         let Some(groups) = routing.groups else {
-            let t = self.tuning.mat_vec_id();
-            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &[t.local, 1, 1, t.rows]);
-            let push = push::MulMatVec { weights: 0, table, bias, k: w.k, n: w.n, m, x_div };
-            let bindings = [x, y, self.bound(routing.ids)];
+            let t = self.tuning.mat_vec_id(w.ty, w.k);
+            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(true, 0));
+            let push = push::MulMatVec { table, bias, x_div, ..self.mat_vec_push(w, m) };
+            let bindings = [x, y, self.bound(routing.ids), x, y];
             return Launch::new(kernel, push, &bindings, t.grid(w.n, m)).striding();
         };
         let t = self.tuning.mul_mat;
@@ -198,6 +197,11 @@ impl Lowering<'_> {
         let bindings = [x, y, self.bound(groups.pairs), self.bound(groups.tiles)];
         let n_tiles = self.shape(groups.tiles).rows;
         Launch::new(kernel, push, &bindings, UVec3::new(w.n.div_ceil(t.bm), n_tiles, 1))
+    }
+
+    /// The part that is the same for all.
+    fn mat_vec_push(&self, w: Weight, m: u32) -> push::MulMatVec {
+        push::MulMatVec { k: w.k, n: w.n, m, x_div: 1, ..Default::default() }
     }
 
     /// Address of the table of an expert tensor's addresses: in slots, or where the experts stay.
@@ -247,7 +251,7 @@ impl Lowering<'_> {
             mm,
             mn,
             mk,
-            u32::from(t.ahead),
+            t.stages,
         ];
         let (one, table): (fn(&Self, WeightId) -> u64, fn(&Self, WeightId) -> u64) = match pairs {
             Some(_) => (|_, _| 0, Self::table),

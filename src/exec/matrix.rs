@@ -4,8 +4,8 @@ use crate::vk::{DeviceInfo, DeviceKind};
 
 /// Workgroups that keep a large GPU busy: two for each of its units.
 const ENOUGH_WORKGROUPS: u64 = 256;
-/// Elements of a weight row that one step multiplies, in units of 16 bytes, and one of padding.
-const fn row_units(bk: u32) -> u32 {
+/// What a row takes of shared memory for a step, in units of 16 bytes: its elements, and one of padding.
+const fn row_quads(bk: u32) -> u32 {
     bk / 8 + 1
 }
 
@@ -22,8 +22,8 @@ pub struct MatrixTile {
     pub warps_m: u32,
     /// Subgroups along the rows of x.
     pub warps_n: u32,
-    /// Whether a step fetches for the next one before its products.
-    pub ahead: bool,
+    /// Buffers in shared memory.
+    pub stages: u32,
 }
 
 pub(super) const fn tile(
@@ -32,20 +32,20 @@ pub(super) const fn tile(
     bk: u32,
     warps_m: u32,
     warps_n: u32,
-    ahead: bool,
+    stages: u32,
 ) -> MatrixTile {
-    MatrixTile { bm, bn, bk, warps_m, warps_n, ahead }
+    MatrixTile { bm, bn, bk, warps_m, warps_n, stages }
 }
 
 /// Of a GPU, larger first.
 const GPU_TILES: &[MatrixTile] = &[
-    tile(128, 128, 32, 4, 2, true),
-    tile(128, 64, 32, 4, 2, true),
-    tile(64, 64, 32, 2, 2, true),
-    tile(64, 32, 32, 2, 1, true),
+    tile(128, 128, 32, 4, 2, 2),
+    tile(128, 64, 32, 4, 2, 2),
+    tile(64, 64, 32, 2, 2, 2),
+    tile(64, 32, 32, 2, 1, 2),
 ];
 /// Of a CPU that plays GPU.
-const CPU_TILES: &[MatrixTile] = &[tile(32, 32, 32, 2, 1, false)];
+const CPU_TILES: &[MatrixTile] = &[tile(32, 32, 32, 2, 1, 2)];
 
 /// The matrix units of a device as kernels use them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,7 +96,7 @@ impl MatrixUnits {
     /// Shared memory of the shader, as its declarations add up.
     fn shared_bytes(&self, t: MatrixTile) -> u32 {
         let [mm, mn, _] = self.shape;
-        let stages = 2 * (t.bm + t.bn) * row_units(t.bk);
+        let stages = t.stages * (t.bm + t.bn) * row_quads(t.bk);
         let results = t.bm / mm * t.warps_n * mn * (mm / 4 + 1);
         stages.max(results) * 16 + t.bn * 12
     }

@@ -4,16 +4,16 @@
 //! loads that do not coalesce and idle lanes.
 
 use super::attention::{self, AttentionShape, AttentionTile};
-use super::grid;
 use super::int8::Int8Products;
+use super::mat_vec::{MatVec, MatVecSizes};
 use super::matrix::MatrixUnits;
+use crate::gguf::GgmlType;
 use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
 use crate::vk::{DeviceInfo, DeviceKind};
-use glam::UVec3;
 
-/// Rows of x that the matrix-vector kernel handles together, at most.
-const MAT_VEC_COLS: u32 = 8;
+/// Shared memory of a matrix-vector workgroup for activations: several workgroups are to fit side by side.
+const MAT_VEC_TILE_BYTES: u32 = 28 << 10;
 
 /// Workgroups that fill a large GPU.
 const ENOUGH_WORKGROUPS: u64 = 256;
@@ -31,10 +31,8 @@ pub struct Tuning {
     pub mul_mat: MulMatTile,
     /// The same for products too small to give all of a device something to do.
     mul_mat_small: MulMatTile,
-    /// Subgroups of a matrix-vector workgroup.
-    mat_vec_subgroups: u32,
-    /// Weight rows that one subgroup handles.
-    mat_vec_rows: u32,
+    /// Kernels for few rows of x.
+    pub(super) mat_vec: MatVecSizes,
     /// Rows of x up to which the matrix-vector kernel is used.
     mat_vec_max: u32,
     /// From so many tokens on, pairs are grouped by expert.
@@ -81,27 +79,6 @@ impl MulMatTile {
     }
 }
 
-/// Shape of a matrix-vector launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MatVec {
-    /// Workgroup size.
-    pub local: u32,
-    /// Rows of x handled together.
-    pub cols: u32,
-    /// Weight rows of a subgroup.
-    pub rows: u32,
-    /// Weight rows of a workgroup.
-    rows_per_group: u32,
-}
-
-impl MatVec {
-    /// Grid over `n` weight rows and `z` blocks of x.
-    pub fn grid(&self, n: u32, z: u32) -> UVec3 {
-        let folded = grid::fold(n.div_ceil(self.rows_per_group).into());
-        UVec3::new(folded.x, folded.y, z)
-    }
-}
-
 impl Tuning {
     /// The sizes for a device.
     pub fn new(info: &DeviceInfo) -> Self {
@@ -118,6 +95,7 @@ impl Tuning {
     /// Without matrix units.
     fn plain(info: &DeviceInfo) -> Self {
         let subgroup = info.subgroup.default;
+        let tile_bytes = info.limits.shared_bytes.min(MAT_VEC_TILE_BYTES);
         match info.kind {
             DeviceKind::Cpu => Tuning {
                 subgroup,
@@ -125,8 +103,15 @@ impl Tuning {
                 scan: subgroup,
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
-                mat_vec_subgroups: 4,
-                mat_vec_rows: 2,
+                mat_vec: MatVecSizes {
+                    subgroup,
+                    subgroups: 4,
+                    rows: 2,
+                    words: 24,
+                    sums: 16,
+                    groups: 64,
+                    tile_bytes,
+                },
                 mat_vec_max: 32,
                 group_from: 33,
                 grouped_host_read_share: 1.0,
@@ -140,8 +125,15 @@ impl Tuning {
                 scan: 256,
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 4, tn: 2 },
-                mat_vec_subgroups: 4,
-                mat_vec_rows: 1,
+                mat_vec: MatVecSizes {
+                    subgroup,
+                    subgroups: (256 / subgroup).max(1),
+                    rows: 4,
+                    words: 64,
+                    sums: 16,
+                    groups: 264,
+                    tile_bytes,
+                },
                 mat_vec_max: 8,
                 group_from: 9,
                 // H200: 20 of 49 GB/s, too few loads in flight.
@@ -193,9 +185,9 @@ impl Tuning {
         }
     }
 
-    /// The matrix-vector kernel for `m` rows of x, if they are few.
-    pub fn mat_vec(&self, m: u32) -> Option<MatVec> {
-        (m <= self.mat_vec_max).then(|| self.mat_vec_of(m.next_power_of_two().min(MAT_VEC_COLS)))
+    /// The matrix-vector kernel for `m` rows of `k` values, if they are few.
+    pub fn mat_vec(&self, ty: GgmlType, k: u32, m: u32) -> Option<MatVec> {
+        (m <= self.mat_vec_max).then(|| self.mat_vec.shape(ty, k, m, 1))
     }
 
     /// Rows of x up to which the matrix-vector kernel is used.
@@ -204,13 +196,8 @@ impl Tuning {
     }
 
     /// The matrix-vector kernel for pairs of tokens and experts.
-    pub fn mat_vec_id(&self) -> MatVec {
-        self.mat_vec_of(1)
-    }
-
-    fn mat_vec_of(&self, cols: u32) -> MatVec {
-        let (subgroups, rows) = (self.mat_vec_subgroups, self.mat_vec_rows);
-        MatVec { local: self.subgroup * subgroups, cols, rows, rows_per_group: subgroups * rows }
+    pub fn mat_vec_id(&self, ty: GgmlType, k: u32) -> MatVec {
+        self.mat_vec.shape(ty, k, 1, 1)
     }
 
     /// Share of the bus that a pass gets when its kernels read experts in host memory.

@@ -15,9 +15,9 @@ const TOLERANCE: f64 = 2e-3;
 const ALPHA: f32 = 1.702;
 const LIMIT: f32 = 7.0;
 
-/// Specialization constants BM, BN, BK, WARPS_M, WARPS_N, in matrices but for BK; FETCH_AHEAD.
+/// Specialization constants BM, BN, BK, WARPS_M, WARPS_N, in matrices but for BK; STAGES.
 type Tiles = [u32; 6];
-const TILES: Tiles = [4, 4, 32, 2, 2, 1];
+const TILES: Tiles = [2, 2, 32, 1, 1, 2];
 
 #[derive(Clone, Copy)]
 struct Case {
@@ -90,10 +90,10 @@ fn activations_of_any_size() {
 #[test]
 fn other_tiles() {
     for tiles in [
-        [2, 2, 32, 1, 1, 0],
-        [4, 2, 64, 4, 1, 1],
-        [2, 4, 64, 1, 4, 0],
-        [8, 4, 32, 2, 2, 0],
+        [2, 2, 32, 1, 1, 1],
+        [4, 2, 64, 4, 1, 2],
+        [2, 4, 64, 1, 4, 1],
+        [8, 4, 32, 2, 2, 2],
         [2, 4, 96, 1, 2, 1],
     ] {
         dense(Case::new(Quant::named("q8_0"), 160, 70, 67).with(tiles), 1.0);
@@ -125,7 +125,7 @@ fn gated() {
         grouped(Case::new(q, 256, n, 53 + i), 3, 2, glu);
     }
     for glu in [Glu::TwoMatrices, Glu::OneMatrix] {
-        for tiles in [TILES, [4, 2, 32, 1, 2, 0], [8, 2, 32, 2, 1, 1]] {
+        for tiles in [TILES, [4, 2, 32, 1, 2, 1], [8, 2, 32, 2, 1, 2]] {
             gated_dense(Case::new(Quant::named("q4_k"), 256, 70, 35).with(tiles), glu);
         }
     }
@@ -192,7 +192,7 @@ fn run(
     lists: &[&[u32]],
     tiles: u32,
 ) -> Vec<f32> {
-    let [bm, bn, bk, warps_m, warps_n, ahead] = case.tiles;
+    let [bm, bn, bk, warps_m, warps_n, stages] = case.tiles;
     let (bm, bn) = (bm * mm, bn * mn);
     let Shape { q, k, n, m, .. } = case.shape;
     let gated = kind != Glu::None;
@@ -213,7 +213,7 @@ fn run(
         mm,
         mn,
         mk,
-        ahead,
+        stages,
     ];
     let two = kind == Glu::TwoMatrices;
     let push = MulMatCm {

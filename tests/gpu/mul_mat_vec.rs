@@ -1,38 +1,48 @@
-//! mul_mat_vec: all types, all counts of columns, dense and grouped, with and without bias.
+//! mul_mat_vec: all types, all counts of columns, dense and grouped, with and without bias and norm.
 
 use crate::harness::{Gpu, fold, gpu};
 use crate::operands::{Operands, Shape, twice};
-use crate::reference::mul_mat::assert_close;
+use crate::reference::mul_mat::{assert_close, mul_mat_row};
 use crate::reference::quants::{ALL, Quant};
+use crate::reference::random::Random;
+use crate::reference::rows::rms_norm;
 use vkmoe::push::MulMatVec;
 
 const WORKGROUP: u32 = 128;
 
-/// One product. `cols` and `rows` are specialization constants.
+/// One product. All but the shape are specialization constants.
 #[derive(Clone, Copy)]
 struct Case {
     shape: Shape,
     cols: u32,
     rows: u32,
+    units: u32,
+    chunk: u32,
+}
+
+impl Case {
+    /// In one chunk, if rows are no longer than that.
+    fn new(shape: Shape, cols: u32, rows: u32) -> Self {
+        Case { shape, cols, rows, units: 1, chunk: 768 }
+    }
 }
 
 #[test]
 fn dense_of_all_types() {
     for &q in ALL {
-        let case = Case { shape: Shape { q, k: 768, n: 37, m: 7, bias: true }, cols: 4, rows: 2 };
+        let case = Case::new(Shape { q, k: 768, n: 37, m: 3, bias: true }, 2, 2);
         dense(case);
         dense(Case { shape: Shape { n: 1, m: 1, bias: false, ..case.shape }, ..case });
+        dense(Case { chunk: 512, units: 2, cols: 1, ..case });
+        dense(Case { shape: Shape { k: 256, n: 9, ..case.shape }, units: 3, rows: 1, ..case });
     }
 }
 
 #[test]
 fn dense_with_any_number_of_columns() {
     for cols in 1..=8 {
-        let case = Case {
-            shape: Shape { q: Quant::named("q4_k"), k: 512, n: 50, m: 8, bias: false },
-            cols,
-            rows: 1,
-        };
+        let shape = Shape { q: Quant::named("q4_k"), k: 512, n: 50, m: 8, bias: false };
+        let case = Case::new(shape, cols, 1);
         dense(case);
         dense(Case { shape: Shape { m: cols as usize, ..case.shape }, ..case });
     }
@@ -41,11 +51,20 @@ fn dense_with_any_number_of_columns() {
 #[test]
 fn dense_with_several_rows() {
     for rows in [1, 3, 4, 8] {
-        dense(Case {
-            shape: Shape { q: Quant::named("q6_k"), k: 256, n: 133, m: 1, bias: true },
-            cols: 1,
-            rows,
-        });
+        let shape = Shape { q: Quant::named("q6_k"), k: 256, n: 133, m: 1, bias: true };
+        dense(Case::new(shape, 1, rows));
+    }
+}
+
+/// Rows of odd and even numbers of blocks, which may begin between two words.
+#[test]
+fn rows_of_any_number_of_blocks() {
+    for &q in ALL {
+        for blocks in [1, 2, 5, 9, 33] {
+            let k = q.block.max(32) * blocks;
+            let case = Case::new(Shape { q, k, n: 5, m: 1, bias: false }, 1, 2);
+            dense(Case { chunk: 1024, ..case });
+        }
     }
 }
 
@@ -54,7 +73,9 @@ fn float_rows_of_any_length() {
     for name in ["f32", "f16", "bf16"] {
         for k in [1, 5, 8, 63, 64, 65, 514, 1001] {
             let q = Quant::named(name);
-            dense(Case { shape: Shape { q, k, n: 9, m: 5, bias: true }, cols: 4, rows: 2 });
+            let case = Case::new(Shape { q, k, n: 9, m: 5, bias: true }, 4, 2);
+            dense(case);
+            dense(Case { chunk: 128, units: 2, ..case });
         }
     }
 }
@@ -62,8 +83,7 @@ fn float_rows_of_any_length() {
 #[test]
 fn grouped_of_all_types() {
     for &q in ALL {
-        let case = Case { shape: Shape { q, k: 512, n: 37, m: 12, bias: true }, cols: 1, rows: 2 };
-        grouped(case, 5, 4);
+        grouped(Case::new(Shape { q, k: 512, n: 37, m: 12, bias: true }, 1, 2), 5, 4);
     }
 }
 
@@ -72,8 +92,7 @@ fn grouped_with_any_number_of_experts() {
     for (experts, x_div) in [(1, 1), (3, 1), (3, 2), (5, 5)] {
         for bias in [false, true] {
             let q = Quant::named("mxfp4");
-            let case = Case { shape: Shape { q, k: 96, n: 65, m: 10, bias }, cols: 1, rows: 2 };
-            grouped(case, experts, x_div);
+            grouped(Case::new(Shape { q, k: 96, n: 65, m: 10, bias }, 1, 2), experts, x_div);
         }
     }
 }
@@ -82,14 +101,80 @@ fn grouped_with_any_number_of_experts() {
 #[test]
 fn small_grid() {
     let q = Quant::named("q8_0");
-    let case = Case { shape: Shape { q, k: 64, n: 1000, m: 1, bias: false }, cols: 1, rows: 2 };
+    for k in [64, 2048] {
+        let case = Case::new(Shape { q, k, n: 1000, m: 1, bias: false }, 1, 2);
+        let gpu = gpu();
+        let operands = Operands::dense(&gpu, case.shape);
+        let (spec, push) = (spec(&case, &operands), push(&case, &operands));
+        for grid in [[1, 1, 1], [3, 1, 1]] {
+            let y = gpu.nans(case.shape.n);
+            gpu.run("mul_mat_vec.q8_0", &spec, &push, &[&gpu.upload(&operands.x), &y], grid);
+            assert_close("small grid", &gpu.read(&y), &operands.expected, 1e-5);
+        }
+    }
+}
+
+/// The norm before the product, of x alone and of x + delta, which is stored.
+#[test]
+fn folded_norms() {
+    for (name, k) in [("q4_k", 512), ("q6_k", 2048), ("q8_0", 96), ("f32", 132), ("bf16", 2048)] {
+        for m in [1, 3] {
+            for (norm, chunk) in [(1, 2048), (2, 2048), (2, 128)] {
+                let shape = Shape { q: Quant::named(name), k, n: 77, m, bias: true };
+                normed(Case { chunk, ..Case::new(shape, 2, 2) }, norm);
+            }
+        }
+    }
+}
+
+fn normed(case: Case, norm: u32) {
+    const EPS: f32 = 1e-6;
     let gpu = gpu();
-    let operands = Operands::dense(&gpu, case.shape);
-    let (spec, push) = (spec(&case, &operands), push(&case, &operands));
-    for grid in [[1, 1, 1], [3, 1, 1]] {
-        let y = gpu.nans(case.shape.n);
-        gpu.run("mul_mat_vec.q8_0", &spec, &push, &[&gpu.upload(&operands.x), &y], grid);
-        assert_close("small grid", &gpu.read(&y), &operands.expected, 1e-5);
+    let Shape { q, k, n, m, .. } = case.shape;
+    let random = &mut Random(k as u64 + u64::from(norm));
+    let w = q.random(random, k * n);
+    let mut units = |n| random.units(n);
+    let (x, delta, gamma, bias) = (units(k * m), units(k * m), units(k), units(n));
+    let (weights, norm_weights) =
+        (gpu.upload_weights(&w), gpu.upload_weights(bytemuck::cast_slice(&gamma)));
+    let bias_buffer = gpu.upload(&bias);
+    let s: Vec<f32> = match norm {
+        2 => x.iter().zip(&delta).map(|(x, d)| x + d).collect(),
+        _ => x.clone(),
+    };
+    let w = q.dequantize(&w);
+    let product = |s: &[f32]| {
+        let normed: Vec<f32> =
+            rms_norm(s, Some(&gamma), EPS).into_iter().map(|v| v as f32).collect();
+        mul_mat_row(&w, &normed, &bias)
+    };
+    let expected: Vec<_> = s.chunks_exact(k).flat_map(product).collect();
+    let push = MulMatVec {
+        weights: weights.address(),
+        bias: bias_buffer.address(),
+        norm: norm_weights.address(),
+        k: k as u32,
+        n: n as u32,
+        m: m as u32,
+        x_div: 1,
+        eps: EPS,
+        ..Default::default()
+    };
+    let spec = [WORKGROUP, 0, case.cols, case.rows, case.units, case.chunk, norm];
+    let rows_of_group = gpu.subgroups(WORKGROUP) * case.rows;
+    let z = (m as u32).div_ceil(case.cols);
+    let (x, delta) = (gpu.upload(&x), gpu.upload(&delta));
+    let name = format!("mul_mat_vec.{}", q.name);
+    for groups in [(n as u32).div_ceil(rows_of_group), 2] {
+        let found = twice(&name, || {
+            let (y, sum) = (gpu.nans(n * m), gpu.nans(k * m));
+            gpu.run(&name, &spec, &push, &[&x, &y, &x, &delta, &sum], [groups, 1, z]);
+            if norm == 2 {
+                assert_eq!(gpu.read::<f32>(&sum), s, "the sum");
+            }
+            gpu.read(&y)
+        });
+        assert_close(q.name, &found, &expected, 1e-5);
     }
 }
 
@@ -132,9 +217,11 @@ fn push(case: &Case, operands: &Operands) -> MulMatVec {
         n: n as u32,
         m: m as u32,
         x_div: 1,
+        ..Default::default()
     }
 }
 
-fn spec(case: &Case, operands: &Operands) -> [u32; 4] {
-    [WORKGROUP, u32::from(operands.table != 0), case.cols, case.rows]
+fn spec(case: &Case, operands: &Operands) -> [u32; 7] {
+    let grouped = u32::from(operands.table != 0);
+    [WORKGROUP, grouped, case.cols, case.rows, case.units, case.chunk, 0]
 }
