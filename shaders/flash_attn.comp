@@ -1,6 +1,7 @@
 #version 460
 #include "common.glsl"
 #include "kv.glsl"
+#include "tanh.glsl"
 // Causal attention with an online softmax over tiles of keys:
 //   s = softcap(scale q.k), out = sum(exp(s - m) v) / (sum(exp(s - m)) [+ exp(sink - m)])
 // One kernel for prompts (many rows) and for single tokens (few rows, the keys in splits).
@@ -134,16 +135,6 @@ void load_values(uint first, uint end) {
         tile[key * V4 + d8 * 2] = lo;
         tile[key * V4 + d8 * 2 + 1] = hi;
     }
-}
-
-// tanh to 1e-7 relative: GLSL's own may lose the small arguments that scores mostly are.
-float exact_tanh(float x) {
-    float square = x * x;
-    if (square < 0.04) {
-        return x + x * square * (-0.33333333 + square * (0.13333334 + square * (-0.053968254 + square * 0.021869488)));
-    }
-    float e = exp(-2.0 * abs(x));
-    return sign(x) * (1.0 - e) / (1.0 + e);
 }
 
 void store_score(uint row, uint key, uint cell, float s) {

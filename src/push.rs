@@ -299,6 +299,27 @@ push_constants! {
         /// Unused.
         _pad: u32,
     }
+    /// Attention over the cache on matrix units.
+    FlashAttnCm = "flash_attn_cm" FLASH_ATTN_CM {
+        /// Address of the attention sinks, `f32[n_head]`; 0 = none.
+        sinks: u64,
+        /// Tokens.
+        n_tokens: u32,
+        /// Heads of a token.
+        n_head: u32,
+        /// Heads of a cell; divides `n_head`.
+        n_kv_head: u32,
+        /// Runs of keys that are handled apart.
+        n_splits: u32,
+        /// Cells that a token sees, its own included; 0 = all up to its own.
+        window: u32,
+        /// Factor on q.k.
+        scale: f32,
+        /// Limit of the scores; 0 = none.
+        softcap: f32,
+        /// Unused.
+        _pad: u32,
+    }
     /// Joins the splits of `flash_attn`.
     FlashAttnMerge = "flash_attn_merge" FLASH_ATTN_MERGE {
         /// Address of the attention sinks, `f32[n_head]`; 0 = none.

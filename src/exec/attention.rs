@@ -1,4 +1,11 @@
-//! Tile sizes and splits of shaders/flash_attn.comp: pure functions of shapes.
+//! Kernels, tiles and splits of attention: pure functions of shapes. `flash_attn` runs everywhere;
+//! `flash_attn_cm` on matrix units, for many rows and caches of less than f32.
+
+use super::kernels::KernelKey;
+use super::kv::KvType;
+use crate::push::{FlashAttn, FlashAttnCm};
+use crate::vk::{DeviceInfo, DeviceKind};
+use std::fmt;
 
 /// Shared memory that every device has, in bytes.
 const SHARED_BYTES: u32 = 32768;
@@ -13,6 +20,10 @@ const ENOUGH_WORKGROUPS: u32 = 256;
 const MIN_SPLIT_KEYS: u32 = 128;
 /// Splits at most; the scratch for partial results is in proportion.
 pub const MAX_SPLITS: u32 = 32;
+/// Rows from which matrix units are worth it: fewer leave most of a matrix empty.
+const MATRIX_MIN_ROWS: u32 = 32;
+/// Registers of an invocation, of which a GPU has at most 255 (NVIDIA, AMD).
+const REGISTERS: u32 = 255;
 
 /// What a tile size is chosen for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,7 +36,20 @@ pub struct AttentionShape {
     pub rows: u32,
 }
 
-/// Specialization constants of `flash_attn`.
+/// What else a kernel is specialized for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionKind {
+    /// Type of cached keys.
+    pub type_k: KvType,
+    /// Type of cached values.
+    pub type_v: KvType,
+    /// Whether heads have sinks.
+    pub sinks: bool,
+    /// Whether scores have a soft cap.
+    pub softcap: bool,
+}
+
+/// A kernel with its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionTile {
     /// BR: rows of a workgroup.
@@ -34,28 +58,57 @@ pub struct AttentionTile {
     pub keys: u32,
     /// Threads of a workgroup.
     pub local_size: u32,
+    /// `flash_attn_cm`'s own sizes; none: `flash_attn`.
+    pub matrix: Option<MatrixAttention>,
+}
+
+/// What `flash_attn_cm` is specialized for beyond rows and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatrixAttention {
+    /// m and n = k of one matrix product.
+    pub shape: [u32; 2],
+    /// Subgroups of a workgroup.
+    pub subgroups: u32,
+    /// Matrices below each other that a subgroup has.
+    pub row_blocks: u32,
+    /// Where queries stay.
+    pub queries: Held,
+    /// Whether keys and values have shared memory of their own or take turns.
+    pub turns: bool,
+    /// Whether the next loads run while products do.
+    pub ahead: bool,
+    /// How weights become operands.
+    pub weights: Held,
+    /// Whether a subgroup's invocations run in step: on a CPU.
+    pub lockstep: bool,
+}
+
+/// Where something lies between its uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Held {
+    /// In registers; weights only where the layouts of matrices allow it, which the kernel finds out.
+    Registers,
+    /// In shared memory.
+    Shared,
 }
 
 impl AttentionShape {
-    /// The tile with the most scores that fits into shared memory; of equals the one with more rows,
-    /// for which keys are decoded less often.
+    /// The tile of `flash_attn` with the most scores that fits into shared memory; of equals the one with
+    /// more rows, for which keys are decoded less often.
     pub fn tile(self, subgroup: u32) -> AttentionTile {
         let powers = |from: u32, to: u32| (from.ilog2()..=to.ilog2()).map(|e| 1 << e);
         let most_rows = self.rows.max(1).next_power_of_two().min(MAX_ROWS);
+        let tile = |rows, keys| AttentionTile {
+            rows,
+            keys,
+            local_size: local_size(rows, subgroup),
+            matrix: None,
+        };
         powers(MIN_KEYS, MAX_KEYS)
-            .flat_map(|keys| powers(1, most_rows).map(move |rows| (rows, keys)))
-            .map(|(rows, keys)| AttentionTile {
-                rows,
-                keys,
-                local_size: local_size(rows, subgroup),
-            })
+            .flat_map(|keys| powers(1, most_rows).map(move |rows| tile(rows, keys)))
             .filter(|tile| self.shared_bytes(*tile) <= SHARED_BYTES)
             .max_by_key(|tile| (tile.rows * tile.keys, tile.rows))
-            .unwrap_or(AttentionTile {
-                rows: 1,
-                keys: MIN_KEYS,
-                local_size: local_size(1, subgroup),
-            })
+            .unwrap_or(tile(1, MIN_KEYS))
     }
 
     /// Blocks of rows: the grid's x.
@@ -65,6 +118,9 @@ impl AttentionShape {
 
     /// Shared memory of the shader, as its declarations add up.
     pub fn shared_bytes(self, tile: AttentionTile) -> u32 {
+        if let Some(matrix) = tile.matrix {
+            return matrix.shared_bytes(self, tile);
+        }
         let (k4, v4) = (self.head_k / 4, self.head_v / 4);
         let patch_rows = tile.rows.min(4);
         let patches = tile.rows / patch_rows * v4;
@@ -79,6 +135,218 @@ impl AttentionShape {
 /// than threads bring.
 fn local_size(rows: u32, subgroup: u32) -> u32 {
     if subgroup <= 8 && rows <= 4 { 8 } else { (4 * subgroup).clamp(32, 128) }
+}
+
+impl AttentionTile {
+    /// The pipeline for heads of `shape`.
+    pub fn kernel(self, shape: AttentionShape, kind: AttentionKind) -> KernelKey {
+        let heads = [self.local_size, shape.head_k, shape.head_v];
+        let (k, v) = (kind.type_k.spec(), kind.type_v.spec());
+        let sinks = u32::from(kind.sinks);
+        let Some(m) = self.matrix else {
+            let spec = [heads.as_slice(), &[k, v, self.rows, self.keys, sinks]];
+            return KernelKey::new::<FlashAttn>(&spec.concat());
+        };
+        let softcap = u32::from(kind.softcap);
+        let spec = [heads.as_slice(), &[k, v, sinks, softcap], &m.spec(self.keys)];
+        KernelKey::new::<FlashAttnCm>(&spec.concat())
+    }
+}
+
+impl MatrixAttention {
+    fn spec(self, keys: u32) -> [u32; 10] {
+        let in_registers = |held| u32::from(held == Held::Registers);
+        let [m, n] = self.shape;
+        let (queries, weights) = (in_registers(self.queries), in_registers(self.weights));
+        let [turns, ahead, lockstep] = [self.turns, self.ahead, self.lockstep].map(u32::from);
+        [m, n, self.subgroups, self.row_blocks, keys, queries, turns, ahead, weights, lockstep]
+    }
+
+    /// Units of 16 bytes that a row of keys or values takes in shared memory.
+    fn row_units(self, head: u32) -> u32 {
+        (head.next_multiple_of(self.shape[1]) / 8) | 1
+    }
+
+    /// Units of the tile of keys and values, which results also use.
+    fn tile_units(self, shape: AttentionShape, keys: u32) -> u32 {
+        let [m, n] = self.shape;
+        let k = keys * self.row_units(shape.head_k);
+        let v = keys * self.row_units(shape.head_v);
+        let both = if self.turns { k.max(v) } else { k + v };
+        both.max(self.subgroups * m * ((n / 4) | 1))
+    }
+
+    fn shared_bytes(self, shape: AttentionShape, tile: AttentionTile) -> u32 {
+        let [m, n] = self.shape;
+        let queries = match self.queries {
+            Held::Registers => 0,
+            Held::Shared => tile.rows * self.row_units(shape.head_k),
+        };
+        let units = self.tile_units(shape, tile.keys) + queries;
+        let (stage, coordinates, rows) = (self.subgroups * m * n * 2, m * n * 4, tile.rows * 16);
+        units * 16 + stage + coordinates + rows
+    }
+
+    /// Registers that an invocation needs, about: what lives through the loop over keys.
+    fn registers(self, shape: AttentionShape, tile: AttentionTile) -> u32 {
+        let [m, n] = self.shape;
+        let subgroup = tile.local_size / self.subgroups;
+        let sums = (m * n).div_ceil(subgroup);
+        let operand = (m * n).div_ceil(2 * subgroup);
+        let blocks = |length: u32| length.div_ceil(n);
+        let queries = match self.queries {
+            Held::Registers => blocks(shape.head_k) * operand,
+            Held::Shared => 0,
+        };
+        let row = blocks(shape.head_v) + blocks(tile.keys) + 2; // results, scores, m, l
+        let head = shape.head_k.max(shape.head_v).next_multiple_of(n);
+        let ahead = if self.ahead { (tile.keys * head).div_ceil(2 * tile.local_size) } else { 0 };
+        self.row_blocks * (row * sums + queries) + ahead + 24
+    }
+}
+
+/// Sizes of a candidate: row blocks and subgroups, keys, queries, turns.
+type Entry = (u32, u32, u32, Held, bool);
+
+/// Of a GPU, in order of preference.
+const GPU_TILES: &[Entry] = &[
+    (1, 8, 64, Held::Registers, false),
+    (1, 8, 32, Held::Registers, false),
+    (1, 8, 64, Held::Registers, true),
+    (1, 8, 32, Held::Registers, true),
+    (1, 4, 64, Held::Registers, false),
+    (1, 4, 32, Held::Registers, false),
+    (1, 4, 32, Held::Registers, true),
+    (2, 4, 32, Held::Registers, false),
+    (2, 4, 64, Held::Registers, false),
+    (2, 4, 32, Held::Shared, true),
+    (2, 4, 32, Held::Shared, false),
+    (2, 2, 32, Held::Shared, false),
+    (2, 2, 64, Held::Shared, false),
+    (1, 2, 32, Held::Registers, false),
+    (1, 2, 32, Held::Registers, true),
+    (1, 2, 16, Held::Registers, true),
+    (1, 1, 16, Held::Registers, true),
+];
+/// Of a CPU that plays GPU: for tests, since its matrix units are no faster than its others.
+const CPU_TILES: &[Entry] = &[
+    (1, 4, 16, Held::Registers, false),
+    (1, 4, 16, Held::Registers, true),
+    (1, 2, 16, Held::Registers, true),
+];
+
+/// What attention needs to know of a device's matrix units.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionUnits {
+    /// m and n = k of one matrix product.
+    shape: [u32; 2],
+    subgroup: u32,
+    shared_bytes: u32,
+    max_invocations: u32,
+    registers: u32,
+    cpu: bool,
+    entries: &'static [Entry],
+}
+
+impl AttentionUnits {
+    /// Those of a device, if the kernel can use them: it counts on subgroups of one size.
+    pub fn new(info: &DeviceInfo) -> Option<Self> {
+        let matrix = info.half_matrix().filter(|s| s.n == s.k)?;
+        let one_size = info.subgroup.selectable || info.subgroup.min == info.subgroup.max;
+        let cpu = info.kind == DeviceKind::Cpu;
+        one_size.then_some(AttentionUnits {
+            shape: [matrix.m, matrix.n],
+            subgroup: info.subgroup.default,
+            shared_bytes: info.limits.shared_bytes,
+            max_invocations: info.limits.workgroup_invocations,
+            registers: if cpu { u32::MAX } else { REGISTERS },
+            cpu,
+            entries: if cpu { CPU_TILES } else { GPU_TILES },
+        })
+    }
+
+    /// With one entry of the table each, to compare them.
+    pub(super) fn each(self) -> impl Iterator<Item = Self> {
+        self.entries.iter().map(move |e| Self { entries: std::slice::from_ref(e), ..self })
+    }
+
+    /// The tiles that the device can run, in order of preference.
+    pub fn candidates(
+        self,
+        shape: AttentionShape,
+        type_k: KvType,
+        type_v: KvType,
+    ) -> impl Iterator<Item = AttentionTile> {
+        let usable = ![type_k, type_v].contains(&KvType::F32);
+        let entries = if usable { self.entries } else { &[] };
+        entries.iter().map(move |e| self.tile(*e)).filter(move |t| self.fits(shape, *t))
+    }
+
+    /// The tile to use: the first whose block is not larger than the rows; none for few rows.
+    pub fn choose(
+        self,
+        shape: AttentionShape,
+        type_k: KvType,
+        type_v: KvType,
+    ) -> Option<AttentionTile> {
+        if shape.rows < MATRIX_MIN_ROWS {
+            return None;
+        }
+        let tiles = || self.candidates(shape, type_k, type_v);
+        tiles().find(|t| t.rows <= shape.rows).or_else(|| tiles().min_by_key(|t| t.rows))
+    }
+
+    /// The tile of these sizes.
+    pub fn tile(self, entry: Entry) -> AttentionTile {
+        let (row_blocks, subgroups, keys, queries, turns) = entry;
+        let weights = Held::Registers;
+        let matrix = MatrixAttention {
+            shape: self.shape,
+            subgroups,
+            row_blocks,
+            queries,
+            turns,
+            ahead: true,
+            weights,
+            lockstep: self.cpu,
+        };
+        AttentionTile {
+            rows: row_blocks * subgroups * self.shape[0],
+            keys,
+            local_size: subgroups * self.subgroup,
+            matrix: Some(matrix),
+        }
+    }
+
+    /// Whether the device can run the tile.
+    pub fn fits(self, shape: AttentionShape, tile: AttentionTile) -> bool {
+        let Some(matrix) = tile.matrix else { return true };
+        let [m, n] = self.shape;
+        // On their way to registers, queries of a subgroup pass through the tile of keys.
+        let queries_pass =
+            m * matrix.row_units(shape.head_k) <= matrix.tile_units(shape, tile.keys);
+        tile.keys.is_multiple_of(n)
+            && queries_pass
+            && tile.local_size <= self.max_invocations
+            && shape.shared_bytes(tile) <= self.shared_bytes
+            && matrix.registers(shape, tile) <= self.registers
+    }
+}
+
+impl fmt::Display for AttentionTile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rows × {} keys", self.rows, self.keys)?;
+        let Some(matrix) = self.matrix else { return write!(f, ", f32") };
+        let [m, n] = matrix.shape;
+        write!(f, ", {} subgroups, matrices {m}×{n}×{n}", matrix.subgroups)?;
+        let notes = [
+            (matrix.queries == Held::Shared, "q in shared memory"),
+            (matrix.turns, "keys and values in turn"),
+            (!matrix.ahead, "no fetch ahead"),
+            (matrix.weights == Held::Shared, "weights through shared memory"),
+        ];
+        notes.iter().filter(|(is, _)| *is).try_for_each(|(_, note)| write!(f, ", {note}"))
+    }
 }
 
 /// Into how many splits the keys go: enough workgroups for a large GPU, none too short.
@@ -113,5 +381,46 @@ mod tests {
         assert_eq!(n_splits(1, 8, 2048), 16);
         assert_eq!(n_splits(1, 1, 1 << 20), MAX_SPLITS);
         assert_eq!(n_splits(512, 8, 1 << 20), 1);
+    }
+
+    fn units(m: u32, n: u32, subgroup: u32, shared_bytes: u32) -> AttentionUnits {
+        AttentionUnits {
+            shape: [m, n],
+            subgroup,
+            shared_bytes,
+            max_invocations: 1024,
+            registers: REGISTERS,
+            cpu: false,
+            entries: GPU_TILES,
+        }
+    }
+
+    #[test]
+    fn matrix_units_have_a_tile_for_every_head() {
+        for (m, n, subgroup) in [(16, 16, 32), (16, 16, 64), (8, 16, 16), (8, 8, 8)] {
+            for shared_bytes in [32768, 49152, 65536] {
+                let units = units(m, n, subgroup, shared_bytes);
+                for head in [32, 64, 72, 80, 96, 128, 192] {
+                    for rows in [MATRIX_MIN_ROWS, 64, 100, 16384] {
+                        let shape = AttentionShape { head_k: head, head_v: head, rows };
+                        let tile = units.choose(shape, KvType::F16, KvType::Q8_0);
+                        assert!(tile.is_some_and(|t| units.fits(shape, t)), "{units:?} {shape:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_rows_and_f32_caches_have_the_plain_kernel() {
+        let units = units(16, 16, 32, 49152);
+        let shape = AttentionShape { head_k: 128, head_v: 128, rows: 16384 };
+        assert_eq!(units.choose(shape, KvType::F16, KvType::F32), None);
+        assert_eq!(
+            units.choose(AttentionShape { rows: 8, ..shape }, KvType::F16, KvType::F16),
+            None
+        );
+        let tile = units.choose(shape, KvType::F16, KvType::F16);
+        assert_eq!(tile.map(|t| (t.rows, t.keys)), Some((128, 64)));
     }
 }

@@ -23,6 +23,10 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
         let tiles = int8::candidates(info).map(Int8Products::all);
         others.extend(tiles.map(|all| with(&|t| t.int8 = Some(all))));
     }
+    if let Some(units) = tuning.attention_units {
+        others.extend(units.each().map(|one| with(&|t| t.attention_units = Some(one))));
+        others.push(with(&|t| t.attention_units = None));
+    }
     // What is left to the plain units, then everything.
     let tiles = mul_mat_tiles(info.kind).into_iter().filter(|tile| fits(tile, info));
     others.extend(tiles.map(|tile| with(&|t| t.set_mul_mat(tile))));

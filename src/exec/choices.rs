@@ -2,6 +2,7 @@
 //! questions that `lower` asks it, for shapes of each class. Pure.
 
 use super::attention::AttentionShape;
+use super::kv::KvType;
 use super::matrix::MatrixTile;
 use super::tuning::{MulMatTile, Tuning};
 use crate::gguf::GgmlType;
@@ -132,14 +133,19 @@ fn few(t: &Tuning) -> Vec<Choice> {
 
 fn attention(t: &Tuning, n_tokens: u32) -> Choice {
     let shape = AttentionShape { head_k: HEAD, head_v: HEAD, rows: n_tokens * HEADS };
-    let tile = t.attention(shape);
+    let tile = t.attention(shape, KvType::F16, KvType::F16);
+    let (kernel, why) = match (tile.matrix, t.attention_units) {
+        (Some(_), _) => ("flash_attn_cm", "matrix units for f16"),
+        (None, Some(_)) => ("flash_attn", "too few rows for matrix units"),
+        (None, None) => ("flash_attn", t.units_why),
+    };
     Choice {
         op: "attention",
-        rows: format!("tokens: {n_tokens} (heads of {HEAD})"),
-        kernel: "flash_attn".into(),
-        tile: format!("{} rows × {} keys", tile.rows, tile.keys),
+        rows: format!("tokens: {n_tokens} (heads of {HEAD}, cache f16)"),
+        kernel: kernel.into(),
+        tile: tile.to_string(),
         workgroup: tile.local_size,
-        why: "fits shared memory".into(),
+        why: why.into(),
     }
 }
 

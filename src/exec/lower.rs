@@ -1,6 +1,6 @@
 //! Ops to dispatches: which kernel, which constants, which grid. One short function per op.
 
-use super::attention::AttentionShape;
+use super::attention::{AttentionKind, AttentionShape};
 use super::kernels::{Bound, KernelKey, Launch};
 use super::kv::KvShape;
 use super::residency::Residency;
@@ -361,20 +361,15 @@ impl Lowering<'_> {
     ) -> Vec<Launch> {
         let n_tokens = self.shape(q).rows;
         let sinks = self.residency.optional(a.sinks);
-        let has_sinks = u32::from(a.sinks.is_some());
         let rows = n_tokens * (a.n_head / a.n_head_kv);
         let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
-        let t = self.tuning.attention(shape);
-        let spec = [
-            t.local_size,
-            a.head_k,
-            a.head_v,
-            self.kv.type_k.spec(),
-            self.kv.type_v.spec(),
-            t.rows,
-            t.keys,
-            has_sinks,
-        ];
+        let kind = AttentionKind {
+            type_k: self.kv.type_k,
+            type_v: self.kv.type_v,
+            sinks: a.sinks.is_some(),
+            softcap: a.softcap != 0.0,
+        };
+        let t = self.tuning.attention(shape, kind.type_k, kind.type_v);
         let push = push::FlashAttn {
             sinks,
             n_tokens,
@@ -390,14 +385,23 @@ impl Lowering<'_> {
         let parts = self.bound(partial.unwrap_or(out));
         let bindings = [self.bound(q), k, v, Bound::Positions, self.bound(out), parts];
         let groups = UVec3::new(shape.row_blocks(t), a.n_head_kv, n_splits);
-        let flash = Launch::new(KernelKey::new::<push::FlashAttn>(&spec), push, &bindings, groups);
+        let kernel = t.kernel(shape, kind);
+        let flash = match t.matrix {
+            None => Launch::new(kernel, push, &bindings, groups),
+            // The same struct but for its name.
+            Some(_) => {
+                let push: push::FlashAttnCm = bytemuck::cast(push);
+                Launch::new(kernel, push, &bindings, groups)
+            }
+        };
         if n_splits == 1 {
             return vec![flash];
         }
         let n_rows = n_tokens * a.n_head;
         let push =
             push::FlashAttnMerge { sinks, n_rows, n_head: a.n_head, head_v: a.head_v, n_splits };
-        let kernel = KernelKey::new::<push::FlashAttnMerge>(&[self.tuning.subgroup, has_sinks]);
+        let kernel =
+            KernelKey::new::<push::FlashAttnMerge>(&[self.tuning.subgroup, u32::from(kind.sinks)]);
         vec![flash, Launch::over(kernel, push, &[parts, self.bound(out)], n_rows.into())]
     }
 

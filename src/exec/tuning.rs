@@ -3,8 +3,9 @@
 //! On a CPU that plays GPU (lavapipe) barriers and many workgroups are what costs; on a GPU it is
 //! loads that do not coalesce and idle lanes.
 
-use super::attention::{self, AttentionShape, AttentionTile};
+use super::attention::{self, AttentionShape, AttentionTile, AttentionUnits};
 use super::int8::Int8Products;
+use super::kv::KvType;
 use super::mat_vec::{MatVec, MatVecSizes};
 use super::matrix::MatrixUnits;
 use crate::gguf::GgmlType;
@@ -45,6 +46,8 @@ pub struct Tuning {
     pub int8: Option<Int8Products>,
     /// Why these or those.
     pub units_why: &'static str,
+    /// What attention of many rows runs on, if not on the plain units.
+    pub attention_units: Option<AttentionUnits>,
 }
 
 /// Tile of the matrix product: weight rows, rows of x, depth, and what one invocation has of it.
@@ -86,7 +89,9 @@ impl Tuning {
         let (units, units_why) = Units::of(info);
         let plain = Tuning { units_why, ..plain };
         match units {
-            Units::Matrix(units) => Tuning { matrix: Some(units), ..plain },
+            Units::Matrix(units) => {
+                Tuning { matrix: Some(units), attention_units: AttentionUnits::new(info), ..plain }
+            }
             Units::Int8(products) => Tuning { int8: Some(products), ..plain },
             Units::Plain => plain,
         }
@@ -118,6 +123,7 @@ impl Tuning {
                 matrix: None,
                 int8: None,
                 units_why: "",
+                attention_units: None,
             },
             _ => Tuning {
                 subgroup,
@@ -141,6 +147,7 @@ impl Tuning {
                 matrix: None,
                 int8: None,
                 units_why: "",
+                attention_units: None,
             },
         }
     }
@@ -205,16 +212,24 @@ impl Tuning {
         if n_tokens >= self.group_from { self.grouped_host_read_share } else { 1.0 }
     }
 
-    /// Ranges of keys that attention computes apart, so that small passes keep the device busy.
+    /// Ranges of keys that attention computes apart, so that small passes keep the device busy: counted
+    /// for a cache of f16, whatever the cache's types are.
     pub fn attention_splits(&self, a: &AttentionParams, n_tokens: u32, n_kv: u32) -> u32 {
         let rows = n_tokens * (a.n_head / a.n_head_kv);
         let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
-        attention::n_splits(shape.row_blocks(self.attention(shape)), a.n_head_kv, n_kv)
+        let tile = self.attention(shape, KvType::F16, KvType::F16);
+        attention::n_splits(shape.row_blocks(tile), a.n_head_kv, n_kv)
     }
 
-    /// Tile of attention.
-    pub fn attention(&self, shape: AttentionShape) -> AttentionTile {
-        shape.tile(self.subgroup)
+    /// Kernel and tile of attention.
+    pub fn attention(
+        &self,
+        shape: AttentionShape,
+        type_k: KvType,
+        type_v: KvType,
+    ) -> AttentionTile {
+        let matrix = self.attention_units.and_then(|units| units.choose(shape, type_k, type_v));
+        matrix.unwrap_or_else(|| shape.tile(self.subgroup))
     }
 }
 

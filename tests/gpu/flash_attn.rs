@@ -1,14 +1,15 @@
 //! flash_attn with flash_attn_merge: prompts and single tokens, all head sizes, sharing factors, cache
 //! types and options, against the textbook softmax in f64.
 
-use crate::harness::{fold, gpu};
+use crate::harness::{Gpu, fold, gpu};
 use crate::reference::attention::Attention;
 use crate::reference::kv::{ALL, KvType};
 use crate::reference::random::Random;
-use vkmoe::exec::attention::{AttentionShape, n_splits};
-use vkmoe::push::{FlashAttn, FlashAttnMerge};
+use vkmoe::exec::attention::{AttentionKind, AttentionShape, AttentionTile, n_splits};
+use vkmoe::exec::kv;
+use vkmoe::push::{FlashAttn, FlashAttnCm, FlashAttnMerge};
 
-const PLAIN: Case = Case {
+pub(crate) const PLAIN: Case = Case {
     head: (64, 64),
     heads: (8, 2),
     types: (KvType::F32, KvType::F32),
@@ -21,19 +22,19 @@ const PLAIN: Case = Case {
 };
 
 #[derive(Clone, Copy, Debug)]
-struct Case {
+pub(crate) struct Case {
     /// HEAD_K, HEAD_V
-    head: (usize, usize),
+    pub(crate) head: (usize, usize),
     /// n_head, n_kv_head
-    heads: (usize, usize),
-    types: (KvType, KvType),
-    n_tokens: usize,
+    pub(crate) heads: (usize, usize),
+    pub(crate) types: (KvType, KvType),
+    pub(crate) n_tokens: usize,
     /// Cells in use after these tokens.
-    n_kv: usize,
-    n_splits: u32,
-    window: usize,
-    softcap: f32,
-    sinks: bool,
+    pub(crate) n_kv: usize,
+    pub(crate) n_splits: u32,
+    pub(crate) window: usize,
+    pub(crate) softcap: f32,
+    pub(crate) sinks: bool,
 }
 
 #[test]
@@ -101,16 +102,16 @@ fn one_token_over_500_keys() {
     }
 }
 
-struct Data {
-    q: Vec<f32>,
-    keys: Vec<u8>,
-    values: Vec<u8>,
-    sinks: Vec<f32>,
-    positions: Vec<u32>,
+pub(crate) struct Data {
+    pub(crate) q: Vec<f32>,
+    pub(crate) keys: Vec<u8>,
+    pub(crate) values: Vec<u8>,
+    pub(crate) sinks: Vec<f32>,
+    pub(crate) positions: Vec<u32>,
 }
 
 impl Case {
-    fn data(&self) -> Data {
+    pub(crate) fn data(&self) -> Data {
         let mut random = Random((self.head.0 + self.n_kv) as u64);
         let mut cache = |kv: KvType, head_dim: usize, size: f32| -> Vec<u8> {
             let mut head =
@@ -144,12 +145,25 @@ impl Case {
         }
     }
 
-    fn run(&self, data: &Data) -> Vec<f32> {
-        let gpu = gpu();
-        let n_rows = self.n_tokens * self.heads.0;
+    pub(crate) fn shape(&self) -> AttentionShape {
         let rows = (self.n_tokens * (self.heads.0 / self.heads.1)) as u32;
-        let shape = AttentionShape { head_k: self.head.0 as u32, head_v: self.head.1 as u32, rows };
-        let tile = shape.tile(32 / gpu.subgroups(32));
+        AttentionShape { head_k: self.head.0 as u32, head_v: self.head.1 as u32, rows }
+    }
+
+    /// Keys' and values' types.
+    pub(crate) fn types(&self) -> (kv::KvType, kv::KvType) {
+        let engine = |ty| match ty {
+            KvType::F32 => kv::KvType::F32,
+            KvType::F16 => kv::KvType::F16,
+            KvType::Q8_0 => kv::KvType::Q8_0,
+            KvType::Q4_0 => kv::KvType::Q4_0,
+        };
+        (engine(self.types.0), engine(self.types.1))
+    }
+
+    /// The kernel with this tile, and the merge of splits.
+    pub(crate) fn run(&self, gpu: &Gpu, data: &Data, tile: AttentionTile) -> Vec<f32> {
+        let n_rows = self.n_tokens * self.heads.0;
         let sinks_buffer = gpu.upload(&data.sinks);
         let sinks = if self.sinks { sinks_buffer.address() } else { 0 };
         let push = FlashAttn {
@@ -163,17 +177,10 @@ impl Case {
             softcap: self.softcap,
             _pad: 0,
         };
-        let types = [self.types.0 as u32, self.types.1 as u32];
-        let spec = [
-            tile.local_size,
-            shape.head_k,
-            shape.head_v,
-            types[0],
-            types[1],
-            tile.rows,
-            tile.keys,
-            u32::from(self.sinks),
-        ];
+        let (type_k, type_v) = self.types();
+        let kind =
+            AttentionKind { type_k, type_v, sinks: self.sinks, softcap: self.softcap != 0.0 };
+        let kernel = tile.kernel(self.shape(), kind);
         let out = gpu.nans(n_rows * self.head.1);
         let partial = gpu.nans(self.n_splits as usize * n_rows * (self.head.1 + 2));
         let buffers = [
@@ -184,8 +191,14 @@ impl Case {
             &out,
             &partial,
         ];
-        let grid = [shape.row_blocks(tile), self.heads.1 as u32, self.n_splits];
-        gpu.run("flash_attn", &spec, &push, &buffers, grid);
+        let grid = [self.shape().row_blocks(tile), self.heads.1 as u32, self.n_splits];
+        match tile.matrix {
+            None => gpu.run(&kernel.module, &kernel.spec, &push, &buffers, grid),
+            Some(_) => {
+                let push: FlashAttnCm = bytemuck::cast(push);
+                gpu.run(&kernel.module, &kernel.spec, &push, &buffers, grid);
+            }
+        }
         if self.n_splits > 1 {
             let push = FlashAttnMerge {
                 sinks,
@@ -205,32 +218,47 @@ impl Case {
         }
         gpu.read(&out)
     }
+
+    /// The twin's results, row by row.
+    pub(crate) fn expected(&self, data: &Data) -> Vec<Vec<f64>> {
+        let decode = |kv: KvType, bytes: &[u8], head_dim: usize| -> Vec<f32> {
+            bytes
+                .chunks_exact(kv.row_bytes(head_dim))
+                .flat_map(|row| kv.decode(row, head_dim))
+                .collect()
+        };
+        let keys = decode(self.types.0, &data.keys, self.head.0);
+        let values = decode(self.types.1, &data.values, self.head.1);
+        let row = |(row, q): (usize, &[f32])| {
+            let (token, head) = (row / self.heads.0, row % self.heads.0);
+            let position = data.positions[token] as usize;
+            let sink = self.sinks.then(|| data.sinks[head]);
+            self.attention().row(q, head, position, &keys, &values, sink)
+        };
+        data.q.chunks_exact(self.head.0).enumerate().map(row).collect()
+    }
+
+    /// Runs twice: each result within `tolerance` of its row's largest, and the same bits both times.
+    pub(crate) fn check(&self, gpu: &Gpu, data: &Data, tile: AttentionTile, tolerance: f64) {
+        let found = self.run(gpu, data, tile);
+        let rows = found.chunks_exact(self.head.1).zip(self.expected(data)).enumerate();
+        for (row, (found, expected)) in rows {
+            let (token, head) = (row / self.heads.0, row % self.heads.0);
+            let largest = expected.iter().fold(0f64, |m, e| m.max(e.abs()));
+            for (d, (f, e)) in found.iter().zip(expected).enumerate() {
+                let good = (f64::from(*f) - e).abs() <= tolerance * largest;
+                assert!(
+                    good,
+                    "{self:?}, {tile}, token {token}, head {head}, dimension {d}: {f} is not {e}"
+                );
+            }
+        }
+        assert_eq!(self.run(gpu, data, tile), found, "{self:?}, {tile}: a second run differs");
+    }
 }
 
 fn check(case: Case) {
-    let data = case.data();
-    let decode = |kv: KvType, bytes: &[u8], head_dim: usize| -> Vec<f32> {
-        bytes
-            .chunks_exact(kv.row_bytes(head_dim))
-            .flat_map(|row| kv.decode(row, head_dim))
-            .collect()
-    };
-    let keys = decode(case.types.0, &data.keys, case.head.0);
-    let values = decode(case.types.1, &data.values, case.head.1);
-    let found = case.run(&data);
-    let attention = case.attention();
-    for (row, (q, found)) in
-        data.q.chunks_exact(case.head.0).zip(found.chunks_exact(case.head.1)).enumerate()
-    {
-        let (token, head) = (row / case.heads.0, row % case.heads.0);
-        let position = data.positions[token] as usize;
-        let sink = case.sinks.then(|| data.sinks[head]);
-        let expected = attention.row(q, head, position, &keys, &values, sink);
-        let largest = expected.iter().fold(0f64, |m, e| m.max(e.abs()));
-        for (d, (f, e)) in found.iter().zip(expected).enumerate() {
-            let good = (f64::from(*f) - e).abs() <= 1e-5 * largest;
-            assert!(good, "{case:?}, token {token}, head {head}, dimension {d}: {f} is not {e}");
-        }
-    }
-    assert_eq!(case.run(&data), found, "{case:?}: a second run differs");
+    let gpu = gpu();
+    let tile = case.shape().tile(32 / gpu.subgroups(32));
+    case.check(&gpu, &case.data(), tile, 1e-5);
 }

@@ -4,6 +4,7 @@
 mod expert_count;
 mod expert_sort;
 mod flash_attn;
+mod flash_attn_cm;
 mod flash_attn_merge;
 mod get_rows;
 mod glu;
