@@ -3,6 +3,7 @@
 
 use super::attention::{Held, MatrixSizes, sizes};
 use super::int8::{self, Int8Products};
+use super::mat_vec::MatVecSizes;
 use super::matrix::{MatrixTile, tile};
 use super::tuning::{MulMatTile, Tuning};
 use crate::vk::{DeviceInfo, DeviceKind};
@@ -24,13 +25,18 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
         others.extend(tiles.map(|all| with(&|t| t.int8 = Some(all))));
     }
     if let Some(units) = tuning.attention_units {
+<<<<<<< HEAD
         let sizes = ATTENTION_SIZES.iter().map(|sizes| units.only(sizes));
         others.extend(sizes.map(|only| with(&|t| t.attention_units = Some(only))));
+=======
+        others.extend(units.each().map(|one| with(&|t| t.attention_units = Some(one))));
+>>>>>>> bench
         others.push(with(&|t| t.attention_units = None));
     }
     // What is left to the plain units, then everything.
     let tiles = mul_mat_tiles(info.kind).into_iter().filter(|tile| fits(tile, info));
     others.extend(tiles.map(|tile| with(&|t| t.set_mul_mat(tile))));
+    others.extend(mat_vec_sizes(tuning.mat_vec).map(|sizes| with(&|t| t.mat_vec = sizes)));
     others.push(with(&|t| (t.matrix, t.int8) = (None, None)));
     others.retain(|other| other != tuning);
     others
@@ -67,6 +73,7 @@ static MATRIX_TILES: [MatrixTile; 4 * MATRIX_SHAPES.len()] = {
     tiles
 };
 
+<<<<<<< HEAD
 /// Row blocks, subgroups and keys of attention.
 const ATTENTION_SHAPES: [[u32; 3]; 9] = [
     [1, 4, 32],
@@ -94,6 +101,28 @@ static ATTENTION_SIZES: [MatrixSizes; 8 * ATTENTION_SHAPES.len()] = {
     }
     all
 };
+=======
+/// Sizes for few rows of x that differ from the chosen ones in one thing.
+fn mat_vec_sizes(chosen: MatVecSizes) -> impl Iterator<Item = MatVecSizes> {
+    let MatVecSizes { subgroups, rows, words, sums, groups, .. } = chosen;
+    let others = [
+        MatVecSizes { subgroups: (subgroups / 2).max(1), ..chosen },
+        MatVecSizes { subgroups: subgroups * 2, ..chosen },
+        MatVecSizes { rows: 1, ..chosen },
+        MatVecSizes { rows: (rows / 2).max(1), ..chosen },
+        MatVecSizes { rows: rows * 2, ..chosen },
+        MatVecSizes { words: words / 2, ..chosen },
+        MatVecSizes { words: words * 2, ..chosen },
+        MatVecSizes { sums: sums * 2, ..chosen },
+        MatVecSizes { groups: groups / 2, ..chosen },
+        MatVecSizes { groups: groups * 2, ..chosen },
+        MatVecSizes { groups: groups * 16, ..chosen },
+    ];
+    let is_new =
+        move |(i, sizes): &(usize, MatVecSizes)| *sizes != chosen && !others[..*i].contains(sizes);
+    others.into_iter().enumerate().filter(is_new).map(|(_, sizes)| sizes)
+}
+>>>>>>> bench
 
 /// Tiles of the matrix product without matrix units. A CPU gets few: it takes a second to compile each.
 fn mul_mat_tiles(kind: DeviceKind) -> Vec<MulMatTile> {
@@ -157,8 +186,13 @@ mod tests {
         tuning.matrix = Some(units);
         let found = candidates(&tuning, &info());
         assert!(found.len() > 20);
+<<<<<<< HEAD
         let of_matrix = found.iter().filter(|other| other.matrix != tuning.matrix);
         for units in of_matrix.filter_map(|other| other.matrix) {
+=======
+        let others = found.iter().filter(|other| other.matrix != tuning.matrix);
+        for units in others.filter_map(|other| other.matrix) {
+>>>>>>> bench
             for is_glu in [false, true] {
                 assert_eq!(units.candidates(is_glu).count(), 1);
             }
