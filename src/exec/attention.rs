@@ -280,15 +280,9 @@ impl AttentionUnits {
         })
     }
 
-<<<<<<< HEAD
     /// With these sizes for everything they fit.
     pub fn only(self, sizes: &'static MatrixSizes) -> Self {
         AttentionUnits { sizes: std::slice::from_ref(sizes), registers: u32::MAX, ..self }
-=======
-    /// With one entry of the table each, to compare them.
-    pub(super) fn each(self) -> impl Iterator<Item = Self> {
-        self.entries.iter().map(move |e| Self { entries: std::slice::from_ref(e), ..self })
->>>>>>> bench
     }
 
     /// The tiles that the device can run, in order of preference.

@@ -25,12 +25,8 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
         others.extend(tiles.map(|all| with(&|t| t.int8 = Some(all))));
     }
     if let Some(units) = tuning.attention_units {
-<<<<<<< HEAD
         let sizes = ATTENTION_SIZES.iter().map(|sizes| units.only(sizes));
         others.extend(sizes.map(|only| with(&|t| t.attention_units = Some(only))));
-=======
-        others.extend(units.each().map(|one| with(&|t| t.attention_units = Some(one))));
->>>>>>> bench
         others.push(with(&|t| t.attention_units = None));
     }
     // What is left to the plain units, then everything.
@@ -73,7 +69,6 @@ static MATRIX_TILES: [MatrixTile; 4 * MATRIX_SHAPES.len()] = {
     tiles
 };
 
-<<<<<<< HEAD
 /// Row blocks, subgroups and keys of attention.
 const ATTENTION_SHAPES: [[u32; 3]; 9] = [
     [1, 4, 32],
@@ -101,7 +96,7 @@ static ATTENTION_SIZES: [MatrixSizes; 8 * ATTENTION_SHAPES.len()] = {
     }
     all
 };
-=======
+
 /// Sizes for few rows of x that differ from the chosen ones in one thing.
 fn mat_vec_sizes(chosen: MatVecSizes) -> impl Iterator<Item = MatVecSizes> {
     let MatVecSizes { subgroups, rows, words, sums, groups, .. } = chosen;
@@ -122,7 +117,6 @@ fn mat_vec_sizes(chosen: MatVecSizes) -> impl Iterator<Item = MatVecSizes> {
         move |(i, sizes): &(usize, MatVecSizes)| *sizes != chosen && !others[..*i].contains(sizes);
     others.into_iter().enumerate().filter(is_new).map(|(_, sizes)| sizes)
 }
->>>>>>> bench
 
 /// Tiles of the matrix product without matrix units. A CPU gets few: it takes a second to compile each.
 fn mul_mat_tiles(kind: DeviceKind) -> Vec<MulMatTile> {
@@ -186,13 +180,8 @@ mod tests {
         tuning.matrix = Some(units);
         let found = candidates(&tuning, &info());
         assert!(found.len() > 20);
-<<<<<<< HEAD
         let of_matrix = found.iter().filter(|other| other.matrix != tuning.matrix);
         for units in of_matrix.filter_map(|other| other.matrix) {
-=======
-        let others = found.iter().filter(|other| other.matrix != tuning.matrix);
-        for units in others.filter_map(|other| other.matrix) {
->>>>>>> bench
             for is_glu in [false, true] {
                 assert_eq!(units.candidates(is_glu).count(), 1);
             }

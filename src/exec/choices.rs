@@ -6,6 +6,7 @@ use super::kv::KvType;
 use super::matrix::MatrixTile;
 use super::tuning::{MulMatTile, Tuning};
 use crate::gguf::GgmlType;
+use crate::graph::{Weight, WeightId};
 
 /// A row of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,17 +119,18 @@ fn float(t: &Tuning) -> Choice {
 /// Products of few rows of x, whose speed is that of memory.
 fn few(t: &Tuning) -> Vec<Choice> {
     let choice = |m: u32| {
-        let v = t.mat_vec(TYPE, LARGE.0, m)?;
-        Some(Choice {
+        let w = Weight { id: WeightId(0), ty: TYPE, k: LARGE.0, n: LARGE.0, n_expert: 1 };
+        let v = t.mat_vec.dense(w, m);
+        Choice {
             op: "product",
             rows: if m == 1 { "1, or 1 an expert".into() } else { format!("up to {m}") },
             kernel: "mul_mat_vec".into(),
             tile: format!("{} × {} rows a subgroup, {} loads ahead", v.rows, v.cols, v.units),
             workgroup: v.local,
             why: format!("as fast as weights are read, here {TYPE}"),
-        })
+        }
     };
-    [1, t.mat_vec_max()].into_iter().filter_map(choice).collect()
+    [1, t.mat_vec_max()].into_iter().map(choice).collect()
 }
 
 fn attention(t: &Tuning, n_tokens: u32) -> Choice {

@@ -29,11 +29,7 @@ pub struct Tuning {
     /// The same for products too small to give all of a device something to do.
     mul_mat_small: MulMatTile,
     /// Kernels for few rows of x.
-<<<<<<< HEAD
     pub mat_vec: MatVecSizes,
-=======
-    pub(super) mat_vec: MatVecSizes,
->>>>>>> bench
     /// Rows of x up to which the matrix-vector kernel is used.
     mat_vec_max: u32,
     /// From so many tokens on, pairs are grouped by expert.
@@ -176,25 +172,14 @@ impl Tuning {
         }
     }
 
-<<<<<<< HEAD
     /// Whether a product of `m` rows of x is for the kernels that read each weight once.
     pub fn is_few(&self, m: u32) -> bool {
         m <= self.mat_vec_max
-=======
-    /// The matrix-vector kernel for `m` rows of `k` values, if they are few.
-    pub fn mat_vec(&self, ty: GgmlType, k: u32, m: u32) -> Option<MatVec> {
-        (m <= self.mat_vec_max).then(|| self.mat_vec.shape(ty, k, m, 1))
     }
 
     /// Rows of x up to which the matrix-vector kernel is used.
     pub fn mat_vec_max(&self) -> u32 {
         self.mat_vec_max
-    }
-
-    /// The matrix-vector kernel for pairs of tokens and experts.
-    pub fn mat_vec_id(&self, ty: GgmlType, k: u32) -> MatVec {
-        self.mat_vec.shape(ty, k, 1, 1)
->>>>>>> bench
     }
 
     /// Share of the bus that a pass gets when its kernels read experts in host memory.
