@@ -9,7 +9,7 @@
 #endif
 #include "common.glsl"
 #include "kv.glsl"
-#include "reduce.glsl"
+#include "order_key.glsl"
 #include "tanh.glsl"
 // flash_attn on matrix units (VK_KHR_cooperative_matrix), for many rows. See there for what is computed,
 // the order of rows, splits and windows; push constants and bindings are the same.
@@ -64,18 +64,13 @@ layout(push_constant, scalar) uniform Push {
     uint _pad;
 } p;
 layout(binding = 0, std430) readonly buffer Q { vec4 q[]; };
-layout(binding = 1, std430) readonly buffer KV4 { vec4 k_v4[]; };
 layout(binding = 1, std430) readonly buffer KU4 { uvec4 k_u4[]; };
 layout(binding = 1, scalar) readonly buffer KU16 { uint16_t k_u16[]; };
-layout(binding = 2, std430) readonly buffer VV4 { vec4 v_v4[]; };
 layout(binding = 2, std430) readonly buffer VU4 { uvec4 v_u4[]; };
 layout(binding = 2, scalar) readonly buffer VU16 { uint16_t v_u16[]; };
 layout(binding = 3, scalar) readonly buffer Positions { uint positions[]; };
 layout(binding = 4, std430) writeonly buffer Out { vec4 result[]; };
 layout(binding = 5, scalar) writeonly buffer Partial { float partial[]; };
-
-KV_DECODER(k_decode, K_TYPE, k_v4, k_u4, k_u16)
-KV_DECODER(v_decode, V_TYPE, v_v4, v_u4, v_u16)
 
 const uint THREADS = gl_WorkGroupSize.x;
 const uint LANES = THREADS / SUBGROUPS;
@@ -145,7 +140,9 @@ bool has_factors; // some row of the subgroup has one
 // What a thread has fetched of a tile of keys or values.
 const uint K_EACH = (BC * K_UNITS + THREADS - 1) / THREADS;
 const uint V_EACH = (BC * V_UNITS + THREADS - 1) / THREADS;
-uvec4 fetched[K_EACH > V_EACH ? K_EACH : V_EACH];
+const uint EACH = K_EACH > V_EACH ? K_EACH : V_EACH;
+uvec4 fetched[EACH]; // 8 values f16, or 16 bits of what kv_unpack8 takes in each component
+uint fetched_scale[EACH];
 
 const bool KEYS = false;
 const bool VALUES = true;
@@ -156,20 +153,32 @@ uvec4 halves(vec4 lo, vec4 hi) {
     return uvec4(packHalf2x16(lo.xy), packHalf2x16(lo.zw), packHalf2x16(hi.xy), packHalf2x16(hi.zw));
 }
 
-uvec4 cached(bool values, uint cell, uint d8) {
+// Unit d8 of a cell as it is in the cache.
+uvec4 load_unit(bool values, uint cell, uint d8, out uint scale) {
     uint row = cell * p.n_kv_head + gl_WorkGroupID.y;
     uint type = values ? V_TYPE : K_TYPE;
     uint head = values ? HEAD_V : HEAD_K;
     if (type == KV_F16) {
+        scale = 0;
         uint at = row * (head / 8) + d8;
         return values ? v_u4[at] : k_u4[at];
     }
-    vec4 lo, hi;
+    uvec2 at = kv_place8(type, row * kv_row_bytes(type, head), d8 * 8);
     if (values) {
-        v_decode(row * kv_row_bytes(type, head), d8 * 8, lo, hi);
-    } else {
-        k_decode(row * kv_row_bytes(type, head), d8 * 8, lo, hi);
+        scale = uint(v_u16[at.x]);
+        return uvec4(uint(v_u16[at.y]), uint(v_u16[at.y + 1]), uint(v_u16[at.y + 2]), uint(v_u16[at.y + 3]));
     }
+    scale = uint(k_u16[at.x]);
+    return uvec4(uint(k_u16[at.y]), uint(k_u16[at.y + 1]), uint(k_u16[at.y + 2]), uint(k_u16[at.y + 3]));
+}
+
+// The same as 8 values f16.
+uvec4 decode_unit(uint type, uint d8, uvec4 unit, uint scale) {
+    if (type == KV_F16) {
+        return unit;
+    }
+    vec4 lo, hi;
+    kv_unpack8(type, d8 * 8, scale, unit, lo, hi);
     return halves(lo, hi);
 }
 
@@ -184,14 +193,14 @@ uvec2 place(uint i, uint units) {
     return uvec2(at / units, at % units);
 }
 
-// Only loads, where the cache is f16: what is computed from them waits for them. Cells from n_cells on and
-// units past the head are read in bounds and thrown away.
+// Only loads: what is computed from them would wait for them. Cells from n_cells on and units past the head
+// are read in bounds and thrown away.
 void fetch(bool values, uint first, uint n_cells) {
     uint units = values ? V_UNITS : K_UNITS;
     uint filled = (values ? HEAD_V : HEAD_K) / 8;
     [[unroll]] for (uint i = 0; i < (values ? V_EACH : K_EACH); ++i) {
         uvec2 at = place(i, units);
-        fetched[i] = cached(values, min(first + at.x, n_cells - 1), min(at.y, filled - 1));
+        fetched[i] = load_unit(values, min(first + at.x, n_cells - 1), min(at.y, filled - 1), fetched_scale[i]);
     }
 }
 
@@ -203,7 +212,8 @@ void store_fetched(bool values, uint first, uint n_cells) {
         uvec2 at = place(i, units);
         if (BC * units % THREADS == 0 || at.x < BC) {
             bool there = first + at.x < n_cells && (filled == units || at.y < filled);
-            tile[(values ? V_AT + at.x * V_STRIDE : at.x * K_STRIDE) + at.y] = there ? fetched[i] : uvec4(0);
+            uvec4 unit = decode_unit(values ? V_TYPE : K_TYPE, at.y, fetched[i], fetched_scale[i]);
+            tile[(values ? V_AT + at.x * V_STRIDE : at.x * K_STRIDE) + at.y] = there ? unit : uvec4(0);
         }
     }
 }

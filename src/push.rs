@@ -239,6 +239,47 @@ push_constants! {
 }
 
 push_constants! {
+    /// Gate, up and their activation for few rows of x.
+    GateUpVec = "gate_up_vec" GATE_UP_VEC {
+        /// Address of the matrix, or of `u64[n_expert]`, the experts' matrices.
+        gate: u64,
+        /// The same; may be gate's.
+        up: u64,
+        /// Address of the norm's weight, `f32[k]`, if there is a norm.
+        norm: u64,
+        /// Elements of a weight row.
+        k: u32,
+        /// Values of a row of y.
+        n: u32,
+        /// Rows of y.
+        m: u32,
+        /// Grouped: pair q takes row q / x_div of x.
+        x_div: u32,
+        /// Row of its matrix with which up begins.
+        up_first: u32,
+        /// The norm's: added to the mean square.
+        eps: f32,
+        /// Slope inside the sigmoid of `swiglu_oai`.
+        alpha: f32,
+        /// Clamp of `swiglu_oai`.
+        limit: f32,
+    }
+    /// Down projections of each token's experts, and their weighted sum, for few tokens.
+    DownCombineVec = "down_combine_vec" DOWN_COMBINE_VEC {
+        /// Address of `u64[n_expert]`, the experts' matrices.
+        table: u64,
+        /// Elements of a weight row.
+        k: u32,
+        /// Weight rows.
+        n: u32,
+        /// Experts of a token.
+        n_used: u32,
+        /// Unused.
+        _pad: u32,
+    }
+}
+
+push_constants! {
     /// RMS norm of rows, with an optional residual sum.
     RmsNorm = "rms_norm" RMS_NORM {
         /// Address of the weight, `f32[n]`; 0 = none.
@@ -349,6 +390,35 @@ push_constants! {
         n_group_used: u32,
         /// The layer, reported when a logit is NaN.
         il: u32,
+        /// Factor on the weights.
+        scale: f32,
+        /// Least sum that normalized weights are divided by.
+        norm_min: f32,
+    }
+    /// A norm, the router and the choice of experts, for few tokens.
+    RouterVec = "router_vec" ROUTER_VEC {
+        /// Address of the router, `[n_expert][k]`.
+        matrix: u64,
+        /// Address of the norm's weight, `f32[k]`.
+        norm: u64,
+        /// Address of what is added to the scores for the choice, `f32[n_expert]`; 0 = nothing.
+        bias: u64,
+        /// Elements of a weight row.
+        k: u32,
+        /// Tokens.
+        n_tokens: u32,
+        /// Experts, at most 512.
+        n_expert: u32,
+        /// Experts of a token.
+        n_used: u32,
+        /// Groups of experts; 0 or 1 = no groups.
+        n_group: u32,
+        /// Groups that a token may choose from.
+        n_group_used: u32,
+        /// The layer, reported when a logit is NaN.
+        il: u32,
+        /// The norm's: added to the mean square.
+        eps: f32,
         /// Factor on the weights.
         scale: f32,
         /// Least sum that normalized weights are divided by.

@@ -6,7 +6,8 @@
 // same reason the first ones are loaded before the activations are staged. Rows longer than CHUNK elements
 // go chunk by chunk.
 //
-// The includer has the specialization constants COLS, ROWS, UNITS, CHUNK (a multiple of 128) and defines
+// The includer has the specialization constants COLS, ROWS, UNITS, CHUNK (a multiple of 128); the push
+// constant k; activations in rows of k as x[] and x4[]; and defines
 //   Unit row_unit(uint r, uint u)   loads unit u of weight row r of this subgroup's
 //   uint unit_of_row(uint u)        which unit of its row that is
 
@@ -46,6 +47,19 @@ void load_batch(uint first, uint end) {
 
 // The vec4 of the tile with elements 4 i .. 4 i + 3 of a chunk's column.
 uint tile_slot(uint i) { return i + i / TILE_RUN; }
+
+// Elements 4 i .. 4 i + 3 of a row of x, zeros past its end.
+vec4 load_x(uint row, uint i) {
+    uint at = row * p.k + i * 4;
+    if (QUANT_BLOCK > 1 || (p.k & 3) == 0) {
+        return i * 4 < p.k ? x4[min(at, row * p.k + p.k - 4) / 4] : vec4(0.0);
+    }
+    vec4 v;
+    [[unroll]] for (uint j = 0; j < 4; j++) {
+        v[j] = i * 4 + j < p.k ? x[min(at + j, row * p.k + p.k - 1)] : 0.0;
+    }
+    return v;
+}
 
 // Elements 4 i .. 4 i + 3 of a unit. What float types have past the row's end may be NaN.
 vec4 row_q(Unit w, uint u, uint i) {

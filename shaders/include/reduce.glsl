@@ -60,12 +60,4 @@ uvec2 group_best(uvec2 candidate) {
     return uvec2(key, ~group_max(candidate.x == key ? ~candidate.y : 0));
 }
 
-// Floats as integers of the same order: -inf is above 0, both zeros are equal, NaN is 0.
-uint order_key(float v) {
-    uint bits = floatBitsToUint(v);
-    uint magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) {
-        return 0;
-    }
-    return magnitude == 0 ? 0x80000000u : (bits >> 31 == 1 ? ~bits : bits | 0x80000000u);
-}
+#include "order_key.glsl"

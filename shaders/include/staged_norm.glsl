@@ -3,23 +3,10 @@
 // workgroup needs all of s anyway, so that the norm is no kernel of its own. What is left to do is to
 // multiply each sum with its column's 1 / rms. The workgroups together also store s, each a share of it.
 //
-// The includer has the specialization constants NORM: 0 = none, 1 = of x, 2 = of x + delta, stored; the
-// push constants norm, k, eps; the bindings x[], x4[], delta4[], sum4[].
+// The includer has the specialization constant NORM: 0 = none, 1 = of x, 2 = of x + delta, which is stored,
+// 3 = the same, not stored; the push constants norm, eps; the bindings delta4[], sum4[].
 shared float square_parts[NORM != 0 ? COLS * gl_WorkGroupSize.x / 4 : 1];
 float squares[COLS];
-
-// Elements 4 i .. 4 i + 3 of a row of x, zeros past its end.
-vec4 load_x(uint row, uint i) {
-    uint at = row * p.k + i * 4;
-    if (QUANT_BLOCK > 1 || (p.k & 3) == 0) {
-        return i * 4 < p.k ? x4[min(at, row * p.k + p.k - 4) / 4] : vec4(0.0);
-    }
-    vec4 v;
-    [[unroll]] for (uint j = 0; j < 4; j++) {
-        v[j] = i * 4 + j < p.k ? x[min(at + j, row * p.k + p.k - 1)] : 0.0;
-    }
-    return v;
-}
 
 // Vectors that a thread has on their way at a time.
 const uint STAGED = NORM == 0 ? 4 : 2;
@@ -38,7 +25,7 @@ void stage_column(uint c, uint row, uint first, uint n, bool store) {
             s[j] = load_x(row, i);
             if (NORM != 0) {
                 uint within = min(i, p.k / 4 - 1);
-                delta[j] = NORM == 2 ? delta4[row * (p.k / 4) + within] : vec4(0.0);
+                delta[j] = NORM >= 2 ? delta4[row * (p.k / 4) + within] : vec4(0.0);
                 norm[j] = F32x4(p.norm + within * 16).f;
             }
         }

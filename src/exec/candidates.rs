@@ -3,6 +3,7 @@
 
 use super::attention::{Held, MatrixSizes, Weights, sizes};
 use super::int8::{self, Int8Products};
+use super::mat_vec::MatVecSizes;
 use super::matrix::{MatrixTile, tile};
 use super::tuning::{MulMatTile, Tuning};
 use crate::vk::{DeviceInfo, DeviceKind};
@@ -31,6 +32,7 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
     // What is left to the plain units, then everything.
     let tiles = mul_mat_tiles(info.kind).into_iter().filter(|tile| fits(tile, info));
     others.extend(tiles.map(|tile| with(&|t| t.set_mul_mat(tile))));
+    others.extend(mat_vec_sizes(tuning.mat_vec).map(|sizes| with(&|t| t.mat_vec = sizes)));
     others.push(with(&|t| (t.matrix, t.int8) = (None, None)));
     others.retain(|other| other != tuning);
     others
@@ -95,6 +97,27 @@ static ATTENTION_SIZES: [MatrixSizes; 16 * ATTENTION_SHAPES.len()] = {
     }
     all
 };
+
+/// Sizes for few rows of x that differ from the chosen ones in one thing.
+fn mat_vec_sizes(chosen: MatVecSizes) -> impl Iterator<Item = MatVecSizes> {
+    let MatVecSizes { subgroups, rows, words, sums, groups, .. } = chosen;
+    let others = [
+        MatVecSizes { subgroups: (subgroups / 2).max(1), ..chosen },
+        MatVecSizes { subgroups: subgroups * 2, ..chosen },
+        MatVecSizes { rows: 1, ..chosen },
+        MatVecSizes { rows: (rows / 2).max(1), ..chosen },
+        MatVecSizes { rows: rows * 2, ..chosen },
+        MatVecSizes { words: words / 2, ..chosen },
+        MatVecSizes { words: words * 2, ..chosen },
+        MatVecSizes { sums: sums * 2, ..chosen },
+        MatVecSizes { groups: groups / 2, ..chosen },
+        MatVecSizes { groups: groups * 2, ..chosen },
+        MatVecSizes { groups: groups * 16, ..chosen },
+    ];
+    let is_new =
+        move |(i, sizes): &(usize, MatVecSizes)| *sizes != chosen && !others[..*i].contains(sizes);
+    others.into_iter().enumerate().filter(is_new).map(|(_, sizes)| sizes)
+}
 
 /// Tiles of the matrix product without matrix units. A CPU gets few: it takes a second to compile each.
 fn mul_mat_tiles(kind: DeviceKind) -> Vec<MulMatTile> {

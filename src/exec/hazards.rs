@@ -46,7 +46,7 @@ impl Access {
             Op::Attention { il, .. } => {
                 access.reads.extend([Area::Kv(il, KvHalf::K), Area::Kv(il, KvHalf::V)]);
             }
-            Op::Router { .. } => access.writes.push(Area::Status),
+            Op::Router { .. } | Op::NormRouter { .. } => access.writes.push(Area::Status),
             _ => {}
         }
         access

@@ -1,5 +1,7 @@
 //! Ops to dispatches: which kernel, which constants, which grid. One short function per op.
 
+mod decode;
+
 use super::attention::{AttentionKind, AttentionShape};
 use super::kernels::{Bound, KernelKey, Launch};
 use super::kv::KvShape;
@@ -68,18 +70,27 @@ impl Lowering<'_> {
             Op::MulMat { weights, bias, x, out } => {
                 let bias = self.residency.optional(bias);
                 vec![match x {
-                    Input::Full(x) => self.mul_mat(weights, bias, x, out),
                     Input::Half(x) => self.products(Products::new(weights, bias), x, out),
+                    Input::Full(x) if !self.tuning.is_few(self.shape(out).rows) => {
+                        self.mul_mat(weights, bias, x, out)
+                    }
+                    Input::Full(_) | Input::Normed(_) => self.mul_mat_vec(weights, bias, x, out),
                     Input::Int8(x) => self.products_int8(Products::new(weights, bias), x, out),
                 }]
             }
             Op::MulMatId { weights, bias, x, x_div, routing, out } => {
                 let bias = self.residency.optional(bias);
                 let grouped = Products::new(weights, bias).grouped(routing, x_div);
-                vec![match x {
-                    Input::Full(x) => self.mul_mat_id(weights, bias, x, x_div, routing, out),
-                    Input::Half(x) => self.products(grouped, x, out),
-                    Input::Int8(x) => self.products_int8(grouped, x, out),
+                vec![match (x, routing.groups) {
+                    (Input::Half(x), _) => self.products(grouped, x, out),
+                    (Input::Int8(x), _) => self.products_int8(grouped, x, out),
+                    (Input::Full(x), Some(groups)) => {
+                        self.mul_mat_id(weights, bias, (x, x_div), groups, out)
+                    }
+                    (Input::Full(x), None) => {
+                        self.mul_mat_vec_id(weights, bias, (x, x_div), routing, out)
+                    }
+                    (Input::Normed(_), _) => unreachable!("norms are taken in by dense products"),
                 }]
             }
             Op::GateUp { gate, up, glu, x, x_div, routing, out } => {
@@ -89,11 +100,13 @@ impl Lowering<'_> {
                         self.products(products.grouped(routing, x_div), x, out)
                     }
                     (Input::Half(x), None) => self.products(products, x, out),
-                    (Input::Full(_) | Input::Int8(_), _) => {
-                        unreachable!("fused for matrix units only")
-                    }
+                    (x, routing) => self.gate_up_vec((gate, up), glu, (x, x_div), routing, out),
                 }]
             }
+            Op::DownCombine { weights, x, routing, out } => {
+                vec![self.down_combine(weights, x, routing, out)]
+            }
+            Op::NormRouter { .. } => vec![self.norm_router(op)],
             Op::HalfRows { x, out } => vec![self.half_rows(x, out)],
             Op::Int8Rows { x, out } => vec![self.int8_rows(x, out)],
             Op::Rope { x, head_dim, rope } => vec![self.rope(x, head_dim, rope)],
@@ -160,12 +173,6 @@ impl Lowering<'_> {
     fn mul_mat(&self, w: Weight, bias: u64, x: Tensor, out: Tensor) -> Launch {
         let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
         let weights = self.residency.address(w.id);
-        if let Some(t) = self.tuning.mat_vec(w.ty, w.k, m) {
-            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(false, 0));
-            let push = push::MulMatVec { weights, bias, ..self.mat_vec_push(w, m) };
-            let groups = t.grid(w.n, m.div_ceil(t.cols));
-            return Launch::new(kernel, push, &[x, y, x, x, y], groups).striding();
-        }
         let t = self.tuning.mul_mat_dense(w.n, m);
         let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(false));
         let push = push::MulMat { weights, table: 0, bias, k: w.k, n: w.n, m, x_div: 1 };
@@ -177,31 +184,18 @@ impl Lowering<'_> {
         &self,
         w: Weight,
         bias: u64,
-        x: Tensor,
-        x_div: u32,
-        routing: Routing,
+        (x, x_div): (Tensor, u32),
+        groups: PairGroups,
         out: Tensor,
     ) -> Launch {
         let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
-        let table = self.table(w.id);
-        let Some(groups) = routing.groups else {
-            let t = self.tuning.mat_vec_id(w.ty, w.k);
-            let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(true, 0));
-            let push = push::MulMatVec { table, bias, x_div, ..self.mat_vec_push(w, m) };
-            let bindings = [x, y, self.bound(routing.ids), x, y];
-            return Launch::new(kernel, push, &bindings, t.grid(w.n, m)).striding();
-        };
         let t = self.tuning.mul_mat;
         let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(true));
+        let table = self.table(w.id);
         let push = push::MulMat { weights: 0, table, bias, k: w.k, n: w.n, m, x_div };
         let bindings = [x, y, self.bound(groups.pairs), self.bound(groups.tiles)];
         let n_tiles = self.shape(groups.tiles).rows;
         Launch::new(kernel, push, &bindings, UVec3::new(w.n.div_ceil(t.bm), n_tiles, 1))
-    }
-
-    /// The part that is the same for all.
-    fn mat_vec_push(&self, w: Weight, m: u32) -> push::MulMatVec {
-        push::MulMatVec { k: w.k, n: w.n, m, x_div: 1, ..Default::default() }
     }
 
     /// Address of the table of an expert tensor's addresses: in slots, or where the experts stay.
@@ -253,15 +247,14 @@ impl Lowering<'_> {
             mk,
             t.stages,
         ];
-        let (one, table): (fn(&Self, WeightId) -> u64, fn(&Self, WeightId) -> u64) = match pairs {
-            Some(_) => (|_, _| 0, Self::table),
-            None => (|s, w| s.residency.address(w), |_, _| 0),
-        };
+        let is_grouped = pairs.is_some();
+        let one = |w: WeightId| if is_grouped { 0 } else { self.residency.address(w) };
+        let table = |w: WeightId| if is_grouped { self.table(w) } else { 0 };
         let push = push::MulMatCm {
-            weights: one(self, w.id),
-            table: table(self, w.id),
-            weights2: up.map_or(0, |up| one(self, up.id)),
-            table2: up.map_or(0, |up| table(self, up.id)),
+            weights: one(w.id),
+            table: table(w.id),
+            weights2: up.map_or(0, |up| one(up.id)),
+            table2: up.map_or(0, |up| table(up.id)),
             bias,
             k: w.k,
             n,
@@ -407,13 +400,8 @@ impl Lowering<'_> {
 
     fn router(&self, r: RouterOp, logits: Tensor, ids: Tensor, weights: Tensor) -> Launch {
         let n_tokens = self.shape(logits).rows;
-        let gating = match r.gating {
-            Gating::Softmax => 0,
-            Gating::Sigmoid => 1,
-            Gating::SoftmaxChosen => 2,
-        };
-        let spec =
-            [self.tuning.subgroup, gating, u32::from(r.renormalize), u32::from(r.bias.is_some())];
+        let [gating, renormalize, has_bias] = router_spec(&r);
+        let spec = [self.tuning.subgroup, gating, renormalize, has_bias];
         let push = push::Router {
             bias: self.residency.optional(r.bias),
             n_expert: r.n_expert,
@@ -538,6 +526,16 @@ fn glu_parts(glu: GluOp) -> (u32, f32, f32) {
         GluOp::Reglu => (2, 0.0, 0.0),
         GluOp::SwigluOai { alpha, limit } => (3, alpha, limit),
     }
+}
+
+/// GATING, NORM_WEIGHTS and HAS_BIAS of shaders/include/choose.glsl.
+fn router_spec(r: &RouterOp) -> [u32; 3] {
+    let gating = match r.gating {
+        Gating::Softmax => 0,
+        Gating::Sigmoid => 1,
+        Gating::SoftmaxChosen => 2,
+    };
+    [gating, u32::from(r.renormalize), u32::from(r.bias.is_some())]
 }
 
 /// Least sum that chosen weights are divided by, as in llama.cpp: the smallest normal f16.

@@ -7,6 +7,8 @@
 
 use super::grid;
 use crate::gguf::GgmlType;
+use crate::graph::Weight;
+use crate::vk::{DeviceInfo, DeviceKind};
 use glam::UVec3;
 
 /// Columns handled together, at most.
@@ -19,6 +21,8 @@ const UNIT_HEAD_WORDS: u32 = 4;
 const CHUNK_STEP: u32 = 128;
 /// Shared memory of so much of a chunk: a ninth of the tile's vectors may be left out.
 const CHUNK_STEP_BYTES: u32 = CHUNK_STEP * 4 + CHUNK_STEP / 32 * 16;
+/// Shared memory of a workgroup for activations: several workgroups are to fit side by side.
+const TILE_BYTES: u32 = 28 << 10;
 
 /// What a device is good at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,19 +31,23 @@ pub struct MatVecSizes {
     pub subgroup: u32,
     /// Subgroups of a workgroup.
     pub subgroups: u32,
-    /// Weight rows of a subgroup, for one column.
+    /// Weight rows of a subgroup, at most.
     pub rows: u32,
     /// Words of weights that an invocation has on their way.
     pub words: u32,
     /// Sums of an invocation.
     pub sums: u32,
+    /// Workgroups that fill the device: subgroups have fewer rows rather than that there are fewer.
+    pub enough: u32,
     /// Workgroups at most; they stride over the rows.
     pub groups: u32,
     /// Shared memory for activations.
     pub tile_bytes: u32,
+    /// Weight rows of a router's workgroup.
+    pub router_rows: u32,
 }
 
-/// Shape of one product.
+/// Shape of one launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatVec {
     /// Workgroup size.
@@ -52,29 +60,114 @@ pub struct MatVec {
     pub units: u32,
     /// Elements of each column in shared memory at a time.
     pub chunk: u32,
-    /// Weight rows of a workgroup.
-    rows_per_group: u32,
-    max_groups: u32,
+    /// Workgroups.
+    pub groups: UVec3,
+}
+
+/// What a product is like.
+#[derive(Clone, Copy, Debug)]
+struct Product {
+    ty: GgmlType,
+    /// Elements that a lane goes over.
+    k: u32,
+    /// Weight rows.
+    n: u32,
+    /// Columns, in as many blocks as need be.
+    m: u32,
+    /// Blocks that are columns of their own.
+    z: u32,
+    /// Weight rows that belong together.
+    step: u32,
 }
 
 impl MatVecSizes {
-    /// For weights of a type in rows of `k` elements and `m` columns. Weight rows of a subgroup are a
-    /// multiple of `step`.
-    pub fn shape(&self, ty: GgmlType, k: u32, m: u32, step: u32) -> MatVec {
-        let cols = m.next_power_of_two().min(MAX_COLS);
-        let unit_words = unit_words(ty);
-        let rows = self.rows.min(self.words / unit_words).min(self.sums / cols);
-        let rows = (rows / step * step).max(step);
-        let lane_units = k.div_ceil(UNIT).div_ceil(self.subgroup).max(1);
+    /// Those of a device.
+    pub fn new(info: &DeviceInfo) -> Self {
+        let subgroup = info.subgroup.default;
+        let tile_bytes = info.limits.shared_bytes.min(TILE_BYTES);
+        let subgroups =
+            |threads: u32| (threads.min(info.limits.workgroup_invocations) / subgroup).max(1);
+        match info.kind {
+            // Barriers and code that is compiled are what costs.
+            DeviceKind::Cpu => MatVecSizes {
+                subgroup,
+                subgroups: 4,
+                rows: 2,
+                words: 24,
+                sums: 16,
+                enough: 4,
+                groups: 64,
+                tile_bytes,
+                router_rows: 4,
+            },
+            _ => MatVecSizes {
+                subgroup,
+                subgroups: subgroups(256),
+                rows: 4,
+                words: 64,
+                sums: 16,
+                enough: 256,
+                groups: 264,
+                tile_bytes,
+                router_rows: 1,
+            },
+        }
+    }
+
+    /// A product with `m` columns.
+    pub fn dense(&self, w: Weight, m: u32) -> MatVec {
+        self.shape(Product { ty: w.ty, k: w.k, n: w.n, m, z: 1, step: 1 })
+    }
+
+    /// Products of `pairs` with an expert each.
+    pub fn by_expert(&self, w: Weight, pairs: u32) -> MatVec {
+        self.shape(Product { ty: w.ty, k: w.k, n: w.n, m: 1, z: pairs, step: 1 })
+    }
+
+    /// Gate and up of `n` rows each, for `m` columns, or `pairs` with an expert each.
+    pub fn gate_up(&self, w: Weight, n: u32, m: u32, pairs: Option<u32>) -> MatVec {
+        let (m, z) = pairs.map_or((m, 1), |pairs| (1, pairs));
+        self.shape(Product { ty: w.ty, k: w.k, n: 2 * n, m, z, step: 2 })
+    }
+
+    /// Down projections of `n_used` experts that become one row, for `n_tokens`.
+    pub fn down_combine(&self, w: Weight, n_used: u32, n_tokens: u32) -> MatVec {
+        let k = w.k.next_multiple_of(CHUNK_STEP) * n_used;
+        self.shape(Product { ty: w.ty, k, n: w.n, m: 1, z: n_tokens, step: 1 })
+    }
+
+    /// A norm, the router and the choice (shaders/router_vec.comp), for `n_tokens`: the workgroup's threads
+    /// share the elements of its rows.
+    pub fn router(&self, w: Weight, n_tokens: u32) -> MatVec {
+        let cols = n_tokens.next_power_of_two().min(MAX_COLS);
+        let rows = self.router_rows;
+        let subgroups = w.k.div_ceil(8 * self.subgroup).clamp(1, self.subgroups);
+        MatVec {
+            local: self.subgroup * subgroups,
+            cols,
+            rows,
+            units: 1,
+            chunk: 0,
+            groups: UVec3::new(w.n.div_ceil(rows), n_tokens.div_ceil(cols), 1),
+        }
+    }
+
+    fn shape(&self, p: Product) -> MatVec {
+        let cols = p.m.next_power_of_two().min(MAX_COLS);
+        let z = p.z * p.m.div_ceil(cols);
+        let unit_words = unit_words(p.ty);
+        let most = self.rows.min(self.words / unit_words).min(self.sums / cols);
+        let busy = p.n * z / (self.enough * self.subgroups);
+        let rows = (most.min(busy) / p.step * p.step).max(p.step);
+        let lane_units = p.k.div_ceil(UNIT).div_ceil(self.subgroup).max(1);
         let units = (self.words / (rows * unit_words)).clamp(1, lane_units);
         MatVec {
             local: self.subgroup * self.subgroups,
             cols,
             rows,
             units,
-            chunk: self.chunk(k, cols),
-            rows_per_group: rows * self.subgroups,
-            max_groups: self.groups,
+            chunk: self.chunk(p.k, cols),
+            groups: self.grid(p.n.div_ceil(rows * self.subgroups), z),
         }
     }
 
@@ -83,21 +176,19 @@ impl MatVecSizes {
         let fit = (self.tile_bytes / (CHUNK_STEP_BYTES * cols)).max(1);
         k.div_ceil(CHUNK_STEP).min(fit) * CHUNK_STEP
     }
+
+    /// Over `blocks` of rows and `z` of columns. With fewer workgroups than blocks of rows, all have as
+    /// many, or one less.
+    fn grid(&self, blocks: u32, z: u32) -> UVec3 {
+        let folded = grid::fold(blocks.div_ceil(blocks.div_ceil(self.groups)).into());
+        UVec3::new(folded.x, folded.y, z)
+    }
 }
 
 impl MatVec {
-    /// Specialization constants of `mul_mat_vec`.
+    /// Specialization constants of `mul_mat_vec`, and the first ones of `gate_up_vec`.
     pub fn spec(&self, grouped: bool, norm: u32) -> [u32; 7] {
         [self.local, u32::from(grouped), self.cols, self.rows, self.units, self.chunk, norm]
-    }
-
-    /// Grid over `n` weight rows and `z` blocks of columns. With fewer workgroups than blocks of rows,
-    /// all have as many, or one less.
-    pub fn grid(&self, n: u32, z: u32) -> UVec3 {
-        let blocks = n.div_ceil(self.rows_per_group);
-        let groups = blocks.div_ceil(blocks.div_ceil(self.max_groups));
-        let folded = grid::fold(groups.into());
-        UVec3::new(folded.x, folded.y, z)
     }
 }
 
@@ -117,24 +208,39 @@ mod tests {
         rows: 4,
         words: 64,
         sums: 16,
+        enough: 60,
         groups: 100,
         tile_bytes: 32768,
+        router_rows: 1,
     };
+
+    fn weight(ty: GgmlType, k: u32, n: u32) -> Weight {
+        Weight { id: crate::graph::WeightId(0), ty, k, n, n_expert: 8 }
+    }
 
     #[test]
     fn one_column_of_short_blocks_loads_most_at_once() {
-        let t = SIZES.shape(GgmlType::Q4_K, 2048, 1, 1);
+        let t = SIZES.dense(weight(GgmlType::Q4_K, 2048, 4096), 1);
         assert_eq!((t.cols, t.rows, t.units, t.chunk), (1, 4, 2, 2048));
-        let t = SIZES.shape(GgmlType::F32, 2048, 1, 1);
+        let t = SIZES.dense(weight(GgmlType::F32, 2048, 4096), 1);
         assert_eq!((t.rows, t.units), (1, 1));
-        assert_eq!(SIZES.shape(GgmlType::F32, 2048, 1, 2).rows, 2);
+        assert_eq!(SIZES.gate_up(weight(GgmlType::F32, 2048, 4096), 4096, 1, None).rows, 2);
+    }
+
+    #[test]
+    fn few_rows_make_more_workgroups() {
+        let w = weight(GgmlType::Q4_K, 2048, 512);
+        let t = SIZES.dense(w, 1);
+        assert_eq!((t.rows, t.groups), (1, UVec3::new(64, 1, 1)));
+        let t = SIZES.by_expert(w, 8);
+        assert_eq!((t.rows, t.groups), (4, UVec3::new(16, 1, 8)));
     }
 
     #[test]
     fn many_columns_share_the_tile() {
         for m in 1..=8 {
             for k in [1, 100, 128, 768, 4096, 65536] {
-                let t = SIZES.shape(GgmlType::Q4_0, k, m, 1);
+                let t = SIZES.dense(weight(GgmlType::Q4_0, k, 100_000), m);
                 assert!(t.cols >= m && t.rows * t.cols <= 16 && t.units >= 1);
                 assert!(t.chunk.is_multiple_of(CHUNK_STEP));
                 assert!(t.chunk / CHUNK_STEP * CHUNK_STEP_BYTES * t.cols <= 32768);
@@ -143,10 +249,9 @@ mod tests {
     }
 
     #[test]
-    fn grids_are_even() {
-        let t = SIZES.shape(GgmlType::Q4_K, 2048, 1, 1);
-        assert_eq!(t.grid(31, 3), UVec3::new(1, 1, 3));
-        assert_eq!(t.grid(32 * 100, 1), UVec3::new(100, 1, 1));
-        assert_eq!(t.grid(32 * 101, 1), UVec3::new(51, 1, 1));
+    fn workgroups_stride_evenly() {
+        let groups = |n| SIZES.dense(weight(GgmlType::Q4_K, 2048, n), 1).groups;
+        assert_eq!(groups(32 * 100), UVec3::new(100, 1, 1));
+        assert_eq!(groups(32 * 101), UVec3::new(51, 1, 1));
     }
 }

@@ -68,8 +68,12 @@ pub fn cost(graph: &Graph, op: &Op, n_kv: u32) -> Cost {
     let (reads, writes) = op.access();
     let moved: u64 = reads.iter().chain(&writes).map(|&t| graph.shape(t).bytes()).sum();
     let (flops, weight_bytes) = match *op {
-        Op::MulMat { out, .. } | Op::MulMatId { out, .. } | Op::GateUp { out, .. } => {
-            let rows = f64::from(graph.shape(out).rows);
+        Op::MulMat { out: rows, .. }
+        | Op::MulMatId { out: rows, .. }
+        | Op::GateUp { out: rows, .. }
+        | Op::DownCombine { x: rows, .. }
+        | Op::NormRouter { logits: rows, .. } => {
+            let rows = f64::from(graph.shape(rows).rows);
             op.weights().fold((0.0, 0.0), |(flops, bytes), w| {
                 let touched = rows.min(f64::from(w.n_expert));
                 let elements = f64::from(w.n) * f64::from(w.k);

@@ -8,7 +8,7 @@ use super::kv::KvCache;
 use super::lower::Step;
 use super::pace;
 use super::profile::{ComputeMark, CopyTimes, Marks};
-use super::run::{Pass, RESULTS_OFFSET, Workspace};
+use super::run::{Pass, RESULTS_OFFSET, STATUS_BYTES, Workspace};
 use crate::error::Result;
 use crate::graph::scratch::Layout;
 use crate::graph::{Graph, Op};
@@ -197,7 +197,7 @@ impl<'a> Recording<'a> {
         let recorder = self.recorder()?;
         recorder.copy(inputs, 0, &workspace.scratch, tokens, bytes);
         recorder.copy(inputs, half, &workspace.positions, 0, bytes);
-        recorder.fill(&workspace.status, 0..4, 0);
+        recorder.fill(&workspace.status, 0..STATUS_BYTES, 0);
         recorder.barrier();
         Ok(())
     }

@@ -27,6 +27,8 @@ use std::time::Instant;
 const MAX_REPLAYS: usize = 8;
 /// Results start here in their buffer; before them is the status word.
 pub(super) const RESULTS_OFFSET: u64 = 256;
+/// The status word, and counters behind it: of workgroups that are done, for the last one to go on.
+pub(super) const STATUS_BYTES: u64 = 4096;
 /// A dispatch with its barrier takes this long even if it does nothing (H200: 2.6 µs).
 const DISPATCH_NS: f64 = 3e3;
 
@@ -120,7 +122,7 @@ impl Executor {
             scratch: device_buffer("scratch", options.scratch_bytes.max(RESULTS_OFFSET))?,
             inputs: Buffer::new(device, "inputs", 2 * ids_bytes, MemoryKind::Upload)?,
             positions: device_buffer("positions", ids_bytes)?,
-            status: device_buffer("status", 4)?,
+            status: device_buffer("status", STATUS_BYTES)?,
             results: host_buffer("results", RESULTS_OFFSET)?,
             routing: host_buffer("routing", routing_bytes)?,
             rope_freqs: device_buffer("rope.freqs", freqs.len().max(1) as u64 * 4)?,

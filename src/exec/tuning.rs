@@ -6,16 +6,11 @@
 use super::attention::{self, AttentionShape, AttentionTile, AttentionUnits};
 use super::int8::Int8Products;
 use super::kv::KvType;
-use super::mat_vec::{MatVec, MatVecSizes};
+use super::mat_vec::MatVecSizes;
 use super::matrix::MatrixUnits;
-use crate::gguf::GgmlType;
 use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
 use crate::vk::{DeviceInfo, DeviceKind};
-use std::fmt;
-
-/// Shared memory of a matrix-vector workgroup for activations: several workgroups are to fit side by side.
-const MAT_VEC_TILE_BYTES: u32 = 28 << 10;
 
 /// Workgroups that fill a large GPU.
 const ENOUGH_WORKGROUPS: u64 = 256;
@@ -34,7 +29,7 @@ pub struct Tuning {
     /// The same for products too small to give all of a device something to do.
     mul_mat_small: MulMatTile,
     /// Kernels for few rows of x.
-    mat_vec: MatVecSizes,
+    pub mat_vec: MatVecSizes,
     /// Rows of x up to which the matrix-vector kernel is used.
     mat_vec_max: u32,
     /// From so many tokens on, pairs are grouped by expert.
@@ -45,7 +40,9 @@ pub struct Tuning {
     pub matrix: Option<MatrixUnits>,
     /// Or these integer products.
     pub int8: Option<Int8Products>,
-    /// The same for attention of many rows.
+    /// Why these or those.
+    pub units_why: &'static str,
+    /// What attention of many rows runs on, if not on the plain units.
     pub attention_units: Option<AttentionUnits>,
 }
 
@@ -85,7 +82,9 @@ impl Tuning {
     /// The sizes for a device.
     pub fn new(info: &DeviceInfo) -> Self {
         let plain = Self::plain(info);
-        match Units::of(info) {
+        let (units, units_why) = Units::of(info);
+        let plain = Tuning { units_why, ..plain };
+        match units {
             Units::Matrix(units) => {
                 Tuning { matrix: Some(units), attention_units: AttentionUnits::new(info), ..plain }
             }
@@ -97,7 +96,6 @@ impl Tuning {
     /// Without matrix units.
     fn plain(info: &DeviceInfo) -> Self {
         let subgroup = info.subgroup.default;
-        let tile_bytes = info.limits.shared_bytes.min(MAT_VEC_TILE_BYTES);
         match info.kind {
             DeviceKind::Cpu => Tuning {
                 subgroup,
@@ -105,20 +103,13 @@ impl Tuning {
                 scan: subgroup,
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
-                mat_vec: MatVecSizes {
-                    subgroup,
-                    subgroups: 4,
-                    rows: 2,
-                    words: 24,
-                    sums: 16,
-                    groups: 64,
-                    tile_bytes,
-                },
+                mat_vec: MatVecSizes::new(info),
                 mat_vec_max: 32,
                 group_from: 33,
                 grouped_host_read_share: 1.0,
                 matrix: None,
                 int8: None,
+                units_why: "",
                 attention_units: None,
             },
             _ => Tuning {
@@ -127,21 +118,14 @@ impl Tuning {
                 scan: 256,
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 4, tn: 2 },
-                mat_vec: MatVecSizes {
-                    subgroup,
-                    subgroups: (256 / subgroup).max(1),
-                    rows: 4,
-                    words: 64,
-                    sums: 16,
-                    groups: 264,
-                    tile_bytes,
-                },
+                mat_vec: MatVecSizes::new(info),
                 mat_vec_max: 8,
                 group_from: 9,
                 // H200: 20 of 49 GB/s, too few loads in flight.
                 grouped_host_read_share: 0.4,
                 matrix: None,
                 int8: None,
+                units_why: "",
                 attention_units: None,
             },
         }
@@ -165,7 +149,8 @@ impl Tuning {
         Fusions {
             half_from: self.matrix.map(|_| many),
             int8_from: self.int8.map(|_| many),
-            gate_up_to: 0,
+            gate_up_to: self.mat_vec_max,
+            few_to: self.mat_vec_max,
         }
     }
 
@@ -187,14 +172,14 @@ impl Tuning {
         }
     }
 
-    /// The matrix-vector kernel for `m` rows of `k` values, if they are few.
-    pub fn mat_vec(&self, ty: GgmlType, k: u32, m: u32) -> Option<MatVec> {
-        (m <= self.mat_vec_max).then(|| self.mat_vec.shape(ty, k, m, 1))
+    /// Whether a product of `m` rows of x is for the kernels that read each weight once.
+    pub fn is_few(&self, m: u32) -> bool {
+        m <= self.mat_vec_max
     }
 
-    /// The matrix-vector kernel for pairs of tokens and experts.
-    pub fn mat_vec_id(&self, ty: GgmlType, k: u32) -> MatVec {
-        self.mat_vec.shape(ty, k, 1, 1)
+    /// Rows of x up to which the matrix-vector kernel is used.
+    pub fn mat_vec_max(&self) -> u32 {
+        self.mat_vec_max
     }
 
     /// Share of the bus that a pass gets when its kernels read experts in host memory.
@@ -235,30 +220,25 @@ enum Units {
 
 impl Units {
     /// Those that are asked for, if the device has them. Else matrix units, before fast integer products,
-    /// but not on a CPU, where neither is faster.
-    fn of(info: &DeviceInfo) -> Units {
+    /// but not on a CPU, where neither is faster. And why.
+    fn of(info: &DeviceInfo) -> (Units, &'static str) {
         let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
-        let matrix = || MatrixUnits::new(info).map(Units::Matrix);
-        let int8 = || Int8Products::new(info).map(Units::Int8);
-        let found = match wanted.as_str() {
-            "coopmat" => matrix(),
-            "int8" => int8(),
-            "f32" => None,
-            _ if info.kind == DeviceKind::Cpu => None,
-            _ if info.optional.integer_dot_accelerated => matrix().or_else(int8),
-            _ => matrix(),
+        let matrix = MatrixUnits::new(info).map(Units::Matrix);
+        let int8 = Int8Products::new(info).map(Units::Int8);
+        let asked = |units: Option<Units>| match units {
+            Some(units) => (units, "asked for by VKMOE_MATRIX"),
+            None => (Units::Plain, "the device has not what VKMOE_MATRIX asks for"),
         };
-        found.unwrap_or(Units::Plain)
-    }
-}
-
-impl fmt::Display for Tuning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (t, v) = (self.mul_mat, self.mat_vec);
-        write!(
-            f,
-            "mul_mat f32, tile {}×{}×{}, {}×{} an invocation; mul_mat_vec {} subgroups of {}, {} rows each",
-            t.bm, t.bn, t.bk, t.tm, t.tn, v.subgroups, v.subgroup, v.rows
-        )
+        match (wanted.as_str(), matrix, int8) {
+            ("coopmat", matrix, _) => asked(matrix),
+            ("int8", _, int8) => asked(int8),
+            ("f32", ..) => asked(Some(Units::Plain)),
+            _ if info.kind == DeviceKind::Cpu => (Units::Plain, "a CPU is not faster with others"),
+            (_, Some(matrix), _) => (matrix, "matrix units for f16"),
+            (_, None, Some(int8)) if info.optional.integer_dot_accelerated => {
+                (int8, "no matrix units for f16, but fast integer dot products")
+            }
+            _ => (Units::Plain, "neither matrix units for f16 nor fast integer dot products"),
+        }
     }
 }

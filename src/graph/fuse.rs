@@ -1,6 +1,7 @@
 //! Rewrites the plain ops of a pass into those that the device's kernels do in one. Pure: a peephole pass
 //! over the op list, which knows no device, only what [`Fusions`] says.
 
+use super::fuse_decode;
 use super::{GluOp, Graph, Half, Input, Int8, Op, Routing, Tensor, Weight};
 use crate::gguf::GgmlType;
 use std::collections::HashMap;
@@ -16,6 +17,9 @@ pub struct Fusions {
     /// Products of up to so many rows, or that go by a choice that is not grouped, take gate, up and their
     /// activation in one; 0: none does.
     pub gate_up_to: u32,
+    /// Passes of up to so many tokens take norms into the products after them, and more: see `fuse_decode`;
+    /// 0: none does.
+    pub few_to: u32,
 }
 
 /// k of a product of converted rows is a multiple of this.
@@ -41,7 +45,10 @@ impl Format {
 
 /// Fuses what `fusions` names.
 pub fn fuse(graph: Graph, fusions: Fusions) -> Graph {
-    let graph = gate_up(graph, fusions);
+    let mut graph = gate_up(graph, fusions);
+    if graph.tokens.is_some_and(|t| graph.shape(t).rows <= fusions.few_to) {
+        fuse_decode::fuse(&mut graph);
+    }
     match (fusions.half_from, fusions.int8_from) {
         (Some(rows), _) => convert_inputs(graph, Format::Half, rows),
         (None, Some(rows)) => convert_inputs(graph, Format::Int8, rows),
@@ -105,7 +112,9 @@ fn gate_up(mut graph: Graph, fusions: Fusions) -> Graph {
             _ => None,
         };
         if let Some((_, taken)) = &fused {
-            taken.iter().rev().for_each(|&at| drop(done.remove(at)));
+            for &at in taken.iter().rev() {
+                done.remove(at);
+            }
         }
         done.push(fused.map_or(op, |(op, _)| op));
     }
@@ -187,7 +196,7 @@ fn convertible(graph: &Graph, op: &Op, format: Format, from: u32) -> Option<Tens
     takes.then_some(x)
 }
 
-fn set_input(op: &mut Op, input: Input) {
+pub(super) fn set_input(op: &mut Op, input: Input) {
     if let Op::MulMat { x, .. } | Op::MulMatId { x, .. } | Op::GateUp { x, .. } = op {
         *x = input;
     }

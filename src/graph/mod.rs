@@ -6,6 +6,7 @@
 //! token and head, or per pair of token and used expert).
 
 pub mod fuse;
+mod fuse_decode;
 pub mod scratch;
 
 use crate::gguf::GgmlType;
@@ -194,6 +195,27 @@ pub struct Half {
     pub scales: Tensor,
 }
 
+/// Rows whose norm is part of the product that takes them: s / rms(s) * weight, s = x (+ delta).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normed {
+    /// `[rows][k]`
+    pub x: Tensor,
+    /// Added first.
+    pub delta: Option<Tensor>,
+    /// Where s goes; of several products with the same rows one stores it.
+    pub sum: Option<Tensor>,
+    /// Factor per element.
+    pub weight: WeightId,
+    /// Added under the root.
+    pub eps: f32,
+}
+
+impl Normed {
+    fn reads(self) -> impl Iterator<Item = Tensor> {
+        std::iter::once(self.x).chain(self.delta)
+    }
+}
+
 /// Rows as bytes for integer products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Int8 {
@@ -203,8 +225,8 @@ pub struct Int8 {
     pub scales: Tensor,
 }
 
-/// What a product multiplies with: rows of f32, or the same as f16 or bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a product multiplies with: rows of f32, or the same as f16 or bytes, or before a norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Input {
     /// f32
     Full(Tensor),
@@ -212,6 +234,8 @@ pub enum Input {
     Half(Half),
     /// Bytes
     Int8(Int8),
+    /// f32 before the norm
+    Normed(Normed),
 }
 
 impl Input {
@@ -221,6 +245,15 @@ impl Input {
             Input::Full(x) => vec![x],
             Input::Half(h) => vec![h.rows, h.scales],
             Input::Int8(i) => vec![i.rows, i.scales],
+            Input::Normed(n) => n.reads().collect(),
+        }
+    }
+
+    /// What is stored beside the product.
+    fn stored(self) -> Option<Tensor> {
+        match self {
+            Input::Normed(n) => n.sum,
+            Input::Full(_) | Input::Half(_) | Input::Int8(_) => None,
         }
     }
 }
@@ -297,6 +330,18 @@ pub enum Op {
         /// `[rows][n]` or `[n_pairs][n]`
         out: Tensor,
     },
+    /// The second half of a mixture of experts: out = weighted sum of down · x over each token's pairs, in
+    /// order.
+    DownCombine {
+        /// `[n_expert][n][k]`
+        weights: Weight,
+        /// `[n_pairs][k]`
+        x: Tensor,
+        /// Who goes where; not grouped.
+        routing: Routing,
+        /// `[n_tokens][n]`
+        out: Tensor,
+    },
     /// Rows as f16, each with a scale.
     HalfRows {
         /// `[rows][k]`
@@ -348,6 +393,23 @@ pub enum Op {
     },
     /// Expert ids and weights from router logits.
     Router {
+        /// The choice.
+        router: RouterOp,
+        /// `[n_tokens][n_expert]`
+        logits: Tensor,
+        /// `[n_tokens][n_used]` expert ids out.
+        ids: Tensor,
+        /// `[n_tokens][n_used]` weights out.
+        weights: Tensor,
+    },
+    /// A norm, router logits, and the choice.
+    NormRouter {
+        /// What the norm is of.
+        rows: Normed,
+        /// `[n_tokens][k]`: after the norm.
+        normed: Tensor,
+        /// `[n_expert][k]`
+        matrix: Weight,
         /// The choice.
         router: RouterOp,
         /// `[n_tokens][n_expert]`
@@ -420,13 +482,19 @@ impl Op {
             Op::GetRows { ids, out, .. } => (vec![ids], vec![out]),
             Op::RmsNorm { x, residual: None, out, .. } => (vec![x], vec![out]),
             Op::RmsNorm { x, residual: Some((r, sum)), out, .. } => (vec![x, r], vec![sum, out]),
-            Op::MulMat { x, out, .. } => (x.tensors(), vec![out]),
+            Op::MulMat { x, out, .. } => {
+                (x.tensors(), [out].into_iter().chain(x.stored()).collect())
+            }
             Op::MulMatId { x, routing, out, .. } => {
                 (x.tensors().into_iter().chain(routing.tensors()).collect(), vec![out])
             }
             Op::GateUp { x, routing, out, .. } => {
                 let routing = routing.iter().flat_map(|r| r.tensors());
-                (x.tensors().into_iter().chain(routing).collect(), vec![out])
+                let written = [out].into_iter().chain(x.stored()).collect();
+                (x.tensors().into_iter().chain(routing).collect(), written)
+            }
+            Op::DownCombine { x, routing, out, .. } => {
+                (vec![x, routing.ids, routing.weights], vec![out])
             }
             Op::HalfRows { x, out } => (vec![x], vec![out.rows, out.scales]),
             Op::Int8Rows { x, out } => (vec![x], vec![out.rows, out.scales]),
@@ -436,6 +504,10 @@ impl Op {
                 (vec![q], std::iter::once(out).chain(partial).collect())
             }
             Op::Router { logits, ids, weights, .. } => (vec![logits], vec![ids, weights]),
+            Op::NormRouter { rows, normed, logits, ids, weights, .. } => {
+                let written = [normed, logits, ids, weights].into_iter().chain(rows.sum);
+                (rows.reads().collect(), written.collect())
+            }
             Op::GroupPairs { ids, counts, groups, .. } => {
                 (vec![ids], vec![counts, groups.pairs, groups.tiles])
             }
@@ -455,12 +527,14 @@ impl Op {
             Op::MulMat { .. } => "mul_mat",
             Op::MulMatId { .. } => "mul_mat_id",
             Op::GateUp { .. } => "gate_up",
+            Op::DownCombine { .. } => "down_combine",
             Op::HalfRows { .. } => "half_rows",
             Op::Int8Rows { .. } => "int8_rows",
             Op::Rope { .. } => "rope",
             Op::KvStore { .. } => "kv_store",
             Op::Attention { .. } => "attention",
             Op::Router { .. } => "router",
+            Op::NormRouter { .. } => "norm_router",
             Op::GroupPairs { .. } => "group_pairs",
             Op::Glu { .. } => "glu",
             Op::Combine { .. } => "combine",
@@ -475,7 +549,9 @@ impl Op {
         let (first, second) = match *self {
             Op::GetRows { weights, .. }
             | Op::MulMat { weights, .. }
-            | Op::MulMatId { weights, .. } => (Some(weights), None),
+            | Op::MulMatId { weights, .. }
+            | Op::DownCombine { weights, .. }
+            | Op::NormRouter { matrix: weights, .. } => (Some(weights), None),
             Op::GateUp { gate, up, .. } => (Some(gate), up),
             _ => (None, None),
         };
@@ -485,7 +561,7 @@ impl Op {
     /// By whose choice of experts the op goes, if any.
     pub fn routing(&self) -> Option<Routing> {
         match *self {
-            Op::MulMatId { routing, .. } => Some(routing),
+            Op::MulMatId { routing, .. } | Op::DownCombine { routing, .. } => Some(routing),
             Op::GateUp { routing, .. } => routing,
             _ => None,
         }

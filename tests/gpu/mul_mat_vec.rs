@@ -1,11 +1,10 @@
 //! mul_mat_vec: all types, all counts of columns, dense and grouped, with and without bias and norm.
 
 use crate::harness::{Gpu, fold, gpu};
-use crate::operands::{Operands, Shape, twice};
+use crate::operands::{NormRows, Operands, Shape, twice};
 use crate::reference::mul_mat::{assert_close, mul_mat_row};
 use crate::reference::quants::{ALL, Quant};
 use crate::reference::random::Random;
-use crate::reference::rows::rms_norm;
 use vkmoe::push::MulMatVec;
 
 const WORKGROUP: u32 = 128;
@@ -128,27 +127,16 @@ fn folded_norms() {
 }
 
 fn normed(case: Case, norm: u32) {
-    const EPS: f32 = 1e-6;
     let gpu = gpu();
     let Shape { q, k, n, m, .. } = case.shape;
-    let random = &mut Random(k as u64 + u64::from(norm));
-    let w = q.random(random, k * n);
-    let mut units = |n| random.units(n);
-    let (x, delta, gamma, bias) = (units(k * m), units(k * m), units(k), units(n));
-    let (weights, norm_weights) =
-        (gpu.upload_weights(&w), gpu.upload_weights(bytemuck::cast_slice(&gamma)));
-    let bias_buffer = gpu.upload(&bias);
-    let s: Vec<f32> = match norm {
-        2 => x.iter().zip(&delta).map(|(x, d)| x + d).collect(),
-        _ => x.clone(),
-    };
-    let w = q.dequantize(&w);
-    let product = |s: &[f32]| {
-        let normed: Vec<f32> =
-            rms_norm(s, Some(&gamma), EPS).into_iter().map(|v| v as f32).collect();
-        mul_mat_row(&w, &normed, &bias)
-    };
-    let expected: Vec<_> = s.chunks_exact(k).flat_map(product).collect();
+    let rows = NormRows::new(norm, k, m);
+    let random = &mut Random(n as u64);
+    let (w, bias) = (q.random(random, k * n), random.units(n));
+    let [weights, norm_weights] =
+        [&w[..], bytemuck::cast_slice(&rows.weight)].map(|w| gpu.upload_weights(w));
+    let (bias_buffer, w) = (gpu.upload(&bias), q.dequantize(&w));
+    let expected: Vec<_> =
+        rows.normed.chunks_exact(k).flat_map(|row| mul_mat_row(&w, row, &bias)).collect();
     let push = MulMatVec {
         weights: weights.address(),
         bias: bias_buffer.address(),
@@ -157,20 +145,20 @@ fn normed(case: Case, norm: u32) {
         n: n as u32,
         m: m as u32,
         x_div: 1,
-        eps: EPS,
+        eps: NormRows::EPS,
         ..Default::default()
     };
     let spec = [WORKGROUP, 0, case.cols, case.rows, case.units, case.chunk, norm];
     let rows_of_group = gpu.subgroups(WORKGROUP) * case.rows;
     let z = (m as u32).div_ceil(case.cols);
-    let (x, delta) = (gpu.upload(&x), gpu.upload(&delta));
+    let (x, delta) = (gpu.upload(&rows.x), gpu.upload(&rows.delta));
     let name = format!("mul_mat_vec.{}", q.name);
     for groups in [(n as u32).div_ceil(rows_of_group), 2] {
         let found = twice(&name, || {
             let (y, sum) = (gpu.nans(n * m), gpu.nans(k * m));
             gpu.run(&name, &spec, &push, &[&x, &y, &x, &delta, &sum], [groups, 1, z]);
             if norm == 2 {
-                assert_eq!(gpu.read::<f32>(&sum), s, "the sum");
+                assert_eq!(gpu.read::<f32>(&sum), rows.sum, "the sum");
             }
             gpu.read(&y)
         });

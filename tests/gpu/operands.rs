@@ -4,6 +4,7 @@ use crate::harness::Gpu;
 use crate::reference::mul_mat::{Sum, mul_mat_row};
 use crate::reference::quants::Quant;
 use crate::reference::random::Random;
+use crate::reference::rows::rms_norm;
 use vkmoe::vk::Buffer;
 
 /// A product: n weight rows of k elements, m rows of x (or pairs).
@@ -104,6 +105,35 @@ impl Operands {
             x,
             _buffers: buffers,
         }
+    }
+}
+
+/// Rows before a norm that a kernel folds into its product.
+pub(crate) struct NormRows {
+    pub(crate) x: Vec<f32>,
+    pub(crate) delta: Vec<f32>,
+    /// Weight of the norm.
+    pub(crate) weight: Vec<f32>,
+    /// What the norm is of.
+    pub(crate) sum: Vec<f32>,
+    pub(crate) normed: Vec<f32>,
+}
+
+impl NormRows {
+    pub(crate) const EPS: f32 = 1e-6;
+
+    /// `norm`: NORM of shaders/include/staged_norm.glsl.
+    pub(crate) fn new(norm: u32, k: usize, m: usize) -> Self {
+        let random = &mut Random(k as u64 + u64::from(norm));
+        let (x, delta) = (random.units(k * m), random.units(k * m));
+        let weight = random.units(k);
+        let sum: Vec<f32> = match norm {
+            2 => x.iter().zip(&delta).map(|(x, d)| x + d).collect(),
+            _ => x.clone(),
+        };
+        let rows = sum.chunks_exact(k).flat_map(|row| rms_norm(row, Some(&weight), Self::EPS));
+        let normed = rows.map(|v| v as f32).collect();
+        NormRows { x, delta, weight, sum, normed }
     }
 }
 

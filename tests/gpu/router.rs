@@ -149,6 +149,19 @@ fn run(
 fn check(router: &Router, logits: &[f32], bias: Option<&[f32]>) {
     let (ids, weights, status) = run(router, logits, bias, 0);
     assert_eq!(status, 0);
+    assert_choices(router, logits, bias, &ids, &weights);
+    let again = run(router, logits, bias, 0);
+    assert!(again == (ids, weights, status), "a second run differs");
+}
+
+/// The choices of all tokens are those of their logits.
+pub(crate) fn assert_choices(
+    router: &Router,
+    logits: &[f32],
+    bias: Option<&[f32]>,
+    ids: &[u32],
+    weights: &[f32],
+) {
     let found = ids.chunks_exact(router.n_used).zip(weights.chunks_exact(router.n_used));
     for (token, (logits, (ids, weights))) in
         logits.chunks_exact(router.n_expert).zip(found).enumerate()
@@ -160,8 +173,6 @@ fn check(router: &Router, logits: &[f32], bias: Option<&[f32]>) {
             assert!(good, "{router:?}, token {token}, slot {slot}: {w} is not {e}");
         }
     }
-    let again = run(router, logits, bias, 0);
-    assert!(again == (ids, weights, status), "a second run differs");
 }
 
 /// The twin's ids, but that scores which f32 cannot tell apart may swap.

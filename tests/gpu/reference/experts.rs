@@ -1,5 +1,7 @@
 //! Twins of expert_count, expert_sort and moe_combine.
 
+use super::mul_mat::Sum;
+
 /// What an unused tile has as its expert.
 const UNUSED: u32 = u32::MAX;
 
@@ -40,4 +42,19 @@ pub(crate) fn combine(before: &[f32], rows: &[f32], weights: &[f32]) -> Vec<f64>
     (0..n)
         .map(|i| f64::from(before[i]) + (0..weights.len()).map(|s| slot(s, i)).sum::<f64>())
         .collect()
+}
+
+/// All tokens: the sums over their slots of weight * row, where a row's values are sums themselves.
+pub(crate) fn combine_sums(rows: &[Sum], weights: &[f32], n_used: usize, n: usize) -> Vec<Sum> {
+    let token = |(rows, weights): (&[Sum], &[f32])| -> Vec<Sum> {
+        let slots = || rows.chunks_exact(n).zip(weights);
+        let sum = |i: usize| {
+            slots().map(|(row, &w)| row[i].scaled(w.into())).fold(Sum::default(), |a, b| Sum {
+                value: a.value + b.value,
+                magnitude: a.magnitude + b.magnitude.abs(),
+            })
+        };
+        (0..n).map(sum).collect()
+    };
+    rows.chunks_exact(n * n_used).zip(weights.chunks_exact(n_used)).flat_map(token).collect()
 }

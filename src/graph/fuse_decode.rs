@@ -1,0 +1,176 @@
+//! Fusions for passes of few tokens. There, each op is over almost before the next one can start, and what a
+//! token takes is how many ops wait for one another: a norm becomes part of the products after it, the
+//! router's product part of its choice, and down projections part of their sum. Pure.
+
+use super::fuse::set_input;
+use super::{Graph, Input, Normed, Op, Tensor};
+use crate::gguf::GgmlType;
+use std::collections::HashMap;
+
+/// Row lengths of products that take in a norm, and of fused routers, are multiples of these.
+const NORM_K: u32 = 4;
+const ROUTER_K: u32 = 8;
+
+/// Fuses what the kernels for few tokens can do.
+pub(super) fn fuse(graph: &mut Graph) {
+    down_combine(graph);
+    norm_router(graph);
+    norms(graph);
+}
+
+/// Who reads and who writes a tensor, as indices of ops, ascending.
+#[derive(Default)]
+struct Uses {
+    reads: HashMap<Tensor, Vec<usize>>,
+    writes: HashMap<Tensor, Vec<usize>>,
+}
+
+impl Uses {
+    fn of(graph: &Graph) -> Self {
+        let mut uses = Uses::default();
+        for (i, op) in graph.ops.iter().enumerate() {
+            let (reads, writes) = op.access();
+            reads.into_iter().for_each(|t| uses.reads.entry(t).or_default().push(i));
+            writes.into_iter().for_each(|t| uses.writes.entry(t).or_default().push(i));
+        }
+        uses
+    }
+
+    fn readers(&self, t: Tensor) -> &[usize] {
+        self.reads.get(&t).map_or(&[], Vec::as_slice)
+    }
+
+    /// The one op that reads a tensor, if there is one and it comes after `from`.
+    fn only_reader(&self, t: Tensor, from: usize) -> Option<usize> {
+        match *self.readers(t) {
+            [reader] if reader > from && self.is_written_once(t) => Some(reader),
+            _ => None,
+        }
+    }
+
+    fn is_written_once(&self, t: Tensor) -> bool {
+        self.writes.get(&t).is_some_and(|writes| writes.len() == 1)
+    }
+
+    /// Whether `t` is the same for an op at `from` and for one at `to`.
+    fn is_unchanged(&self, t: Tensor, from: usize, to: usize) -> bool {
+        let writes = self.writes.get(&t).map_or(&[][..], Vec::as_slice);
+        !writes.iter().any(|&at| from < at && at < to)
+    }
+}
+
+/// Replaces ops by others or, with `None`, by nothing.
+fn replace(graph: &mut Graph, by: HashMap<usize, Option<Op>>) {
+    let ops = std::mem::take(&mut graph.ops).into_iter().enumerate();
+    graph.ops = ops
+        .filter_map(|(i, op)| match by.get(&i) {
+            Some(other) => other.clone(),
+            None => Some(op),
+        })
+        .collect();
+}
+
+/// Down projections and the weighted sum that alone reads them.
+fn down_combine(graph: &mut Graph) {
+    let uses = Uses::of(graph);
+    let mut by = HashMap::new();
+    for (i, op) in graph.ops.iter().enumerate() {
+        let Op::MulMatId { weights, bias: None, x: Input::Full(x), x_div: 1, routing, out: rows } =
+            *op
+        else {
+            continue;
+        };
+        let Some(at) = uses.only_reader(rows, i) else { continue };
+        let Op::Combine { weights: shares, out, .. } = graph.ops[at] else { continue };
+        let is_same = shares == routing.weights
+            && routing.groups.is_none()
+            && [x, routing.ids].iter().all(|&t| uses.is_unchanged(t, i, at));
+        if is_same {
+            by.insert(i, None);
+            by.insert(at, Some(Op::DownCombine { weights, x, routing, out }));
+        }
+    }
+    replace(graph, by);
+}
+
+/// A norm of whole rows with a weight: what it is of, and the result.
+fn norm_of(graph: &Graph, op: &Op) -> Option<(Normed, Tensor)> {
+    let Op::RmsNorm { x, residual, weight: Some(weight), n, eps, out } = *op else { return None };
+    let (delta, sum) = residual.unzip();
+    (n == graph.shape(x).cols && out != x).then_some((Normed { x, delta, sum, weight, eps }, out))
+}
+
+/// A norm, the router's product and its choice.
+fn norm_router(graph: &mut Graph) {
+    let uses = Uses::of(graph);
+    let mut by = HashMap::new();
+    for (i, op) in graph.ops.iter().enumerate() {
+        let Some((rows, normed)) = norm_of(graph, op) else { continue };
+        let fused = uses.readers(normed).iter().find_map(|&product| {
+            let (op, choice) = router_after(graph, &uses, product)?;
+            Some((product, choice, op(rows, normed)))
+        });
+        if let Some((product, choice, op)) = fused.filter(|_| uses.is_written_once(normed)) {
+            by.insert(i, Some(op));
+            by.insert(product, None);
+            by.insert(choice, None);
+        }
+    }
+    replace(graph, by);
+}
+
+/// The fused op of the product at `product`, if it is a router's, and where the choice is.
+fn router_after(
+    graph: &Graph,
+    uses: &Uses,
+    product: usize,
+) -> Option<(impl Fn(Normed, Tensor) -> Op + use<>, usize)> {
+    let Op::MulMat { weights: matrix, bias: None, out: logits, .. } = graph.ops[product] else {
+        return None;
+    };
+    let choice = uses.only_reader(logits, product)?;
+    let Op::Router { router, ids, weights, .. } = graph.ops[choice] else { return None };
+    let has_kernel = matches!(matrix.ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16)
+        && matrix.k.is_multiple_of(ROUTER_K);
+    let is_new = uses.is_written_once(ids) && uses.is_written_once(weights);
+    let op =
+        move |rows, normed| Op::NormRouter { rows, normed, matrix, router, logits, ids, weights };
+    (has_kernel && is_new).then_some((op, choice))
+}
+
+/// Norms that only products read. Each of these norms the rows for itself; the first stores the sum.
+fn norms(graph: &mut Graph) {
+    let uses = Uses::of(graph);
+    let mut by = HashMap::new();
+    for (i, op) in graph.ops.iter().enumerate() {
+        let Some((rows, normed)) = norm_of(graph, op) else { continue };
+        let readers = uses.readers(normed);
+        let (Some(&first), Some(&last)) = (readers.first(), readers.last()) else { continue };
+        let is_possible = first > i
+            && uses.is_written_once(normed)
+            && readers.iter().all(|&at| takes_norm(&graph.ops[at], normed))
+            && rows.reads().all(|t| uses.is_unchanged(t, i, last))
+            && rows.sum.is_none_or(|sum| uses.readers(sum).iter().all(|&at| at > first));
+        if !is_possible {
+            continue;
+        }
+        by.insert(i, None);
+        for &at in readers {
+            let mut product = graph.ops[at].clone();
+            let sum = rows.sum.filter(|_| at == first);
+            set_input(&mut product, Input::Normed(Normed { sum, ..rows }));
+            by.insert(at, Some(product));
+        }
+    }
+    replace(graph, by);
+}
+
+/// Whether a product can take in the norm whose result is `normed`.
+fn takes_norm(op: &Op, normed: Tensor) -> bool {
+    match *op {
+        Op::MulMat { weights, x, .. } | Op::GateUp { gate: weights, x, routing: None, .. } => {
+            x == Input::Full(normed) && weights.k.is_multiple_of(NORM_K)
+        }
+        _ => false,
+    }
+}
