@@ -92,13 +92,12 @@ shared float x_scale[BN];
 const uint ROW_STEP = BK / 32;
 const uint W_EACH = (BM * ROW_STEP + THREADS - 1) / THREADS;
 const uint X_EACH = (BN * QUADS + THREADS - 1) / THREADS;
+uint64_t w_row[W_EACH];
+uint x_at[X_EACH];
 Unit w_fetched[W_EACH];
 uvec4 x_fetched[X_EACH];
 uvec4 w_decoded[W_EACH][4];
 
-// A subgroup multiplies with the matrices of a multiple of GRAIN columns of them, by code without branches
-// for each number, so that loads run ahead of products.
-const uint GRAIN = TN <= 4 ? 1 : TN / 4;
 coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator> sum[TM][TN];
 
 // The first row of G and U that this workgroup has, where they are, and how many rows there are.
@@ -132,27 +131,34 @@ uint quad_element(uint u, uint i) {
     return u / RUNS * (32 * RUNS) + u % RUNS * (32 / RUNS) + i * RUNS / 4 * 32 + i * 8 % (32 / RUNS);
 }
 
-// Loads what the step from unit u0 of each row on needs.
-void fetch(uint u0, uint n_columns) {
+// Where this thread's rows are.
+void locate_rows() {
+    [[unroll]] for (uint i = 0; i < W_EACH; i++) {
+        w_row[i] = weight_row((gl_LocalInvocationID.x + i * THREADS) / ROW_STEP);
+    }
+    [[unroll]] for (uint i = 0; i < X_EACH; i++) {
+        x_at[i] = x_row[min((gl_LocalInvocationID.x + i * THREADS) / QUADS, BN - 1)];
+    }
+}
+
+// Loads what the step from unit u0 of each row on needs, and does nothing else, so that no one waits for it
+// here: what is past the end of a row, or of all columns, repeats something before it.
+void fetch(uint u0) {
     uint last_unit = row_units(p.k) - 1;
     [[unroll]] for (uint i = 0; i < W_EACH; i++) {
         uint j = gl_LocalInvocationID.x + i * THREADS;
         if (has_weights(j)) {
-            w_fetched[i] = load_unit(weight_row(j / ROW_STEP), min(u0 + j % ROW_STEP, last_unit), p.k);
+            w_fetched[i] = load_unit(w_row[i], min(u0 + j % ROW_STEP, last_unit), p.k);
         }
     }
     [[unroll]] for (uint i = 0; i < X_EACH; i++) {
         uint j = gl_LocalInvocationID.x + i * THREADS;
-        uint c = j / QUADS;
-        if (c < n_columns) {
-            uint e = quad_element(u0 + j % QUADS / 4, j % 4);
-            // What is past the end of a row meets zeros, but must not be NaN.
-            x_fetched[i] = e < p.k ? x[x_row[c] + e / 8] : uvec4(0);
-        }
+        uint e = min(quad_element(u0 + j % QUADS / 4, j % 4), p.k - 8);
+        x_fetched[i] = x[x_at[i] + e / 8];
     }
 }
 
-// Elements 8 i .. 8 i + 7 of a unit as f16; zeros past the row's end.
+// Elements 8 i .. 8 i + 7 of a unit as f16; past the row's end zeros, which meet any activations.
 uvec4 decode_quad(Unit w, uint u, uint i) {
     vec2 scale = unit_scale(w, u, i * RUNS / 4);
     vec4 lo = scale.x * unit_q(w, u, 2 * i) + scale.y;
@@ -170,7 +176,7 @@ void decode_fetched(uint u0) {
     }
 }
 
-void store_fetched(uint stage, uint n_columns) {
+void store_fetched(uint stage) {
     [[unroll]] for (uint i = 0; i < W_EACH; i++) {
         uint j = gl_LocalInvocationID.x + i * THREADS;
         if (has_weights(j)) {
@@ -182,7 +188,7 @@ void store_fetched(uint stage, uint n_columns) {
     }
     [[unroll]] for (uint i = 0; i < X_EACH; i++) {
         uint j = gl_LocalInvocationID.x + i * THREADS;
-        if (j / QUADS < n_columns) {
+        if (j < BN * QUADS) {
             tile[stage * STAGE_QUADS + W_QUADS + j / QUADS * STRIDE + j % QUADS] = x_fetched[i];
         }
     }
@@ -201,23 +207,23 @@ uint matrix_row(uint warp_m, uint i) {
 // all subgroups busy.
 uint matrix_column(uint warp_n, uint j) { return (j * WARPS_N + warp_n) * MN; }
 
-// Adds the products of a step with the first n of the subgroup's columns of matrices.
-void multiply(uint w_at, uint n, uint warp_m, uint warp_n) {
-    uint x_at = w_at + W_QUADS;
+// Adds the products of a step. Lists often end in tiles with few columns: there the empty matrices are
+// skipped. Elsewhere code without branches is worth more, for loads run ahead of products in it.
+void multiply(uint w_at, uint n_columns, uint warp_m, uint warp_n) {
     [[unroll]] for (uint kk = 0; kk < TK; kk++) {
         coopmat<float16_t, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA> w[TM];
-        coopmat<float16_t, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB> v[TN];
         [[unroll]] for (uint i = 0; i < TM; i++) {
             coopMatLoad(w[i], tile, w_at + matrix_row(warp_m, i) * STRIDE + kk * (MK / 8), STRIDE,
                 gl_CooperativeMatrixLayoutRowMajor);
         }
-        [[unroll]] for (uint j = 0; j < n; j++) {
-            coopMatLoad(v[j], tile, x_at + matrix_column(warp_n, j) * STRIDE + kk * (MK / 8), STRIDE,
-                gl_CooperativeMatrixLayoutColumnMajor);
-        }
-        [[unroll]] for (uint j = 0; j < n; j++) {
-            [[unroll]] for (uint i = 0; i < TM; i++) {
-                sum[i][j] = coopMatMulAdd(w[i], v[j], sum[i][j]);
+        [[unroll]] for (uint j = 0; j < TN; j++) {
+            if (GROUPED == 0 || matrix_column(warp_n, j) < n_columns) {
+                coopmat<float16_t, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB> v;
+                coopMatLoad(v, tile, w_at + W_QUADS + matrix_column(warp_n, j) * STRIDE + kk * (MK / 8), STRIDE,
+                    gl_CooperativeMatrixLayoutColumnMajor);
+                [[unroll]] for (uint i = 0; i < TM; i++) {
+                    sum[i][j] = coopMatMulAdd(w[i], v, sum[i][j]);
+                }
             }
         }
     }
@@ -298,31 +304,24 @@ void main() {
         }
     }
 
-    fetch(0, n_columns);
+    locate_rows();
+    fetch(0);
     decode_fetched(0);
-    store_fetched(0, n_columns);
+    store_fetched(0);
     barrier();
     uint stage = 0;
-    uint n_active = (n_columns / MN + WARPS_N - 1) / WARPS_N;
-    n_active = (n_active + GRAIN - 1) / GRAIN * GRAIN;
     uint n_units = row_units(p.k);
     for (uint u0 = 0; u0 < n_units; u0 += ROW_STEP) {
         uint next = u0 + ROW_STEP;
-        if (next < n_units) {
-            fetch(next, n_columns);
-        }
-        [[unroll]] for (uint n = GRAIN; n <= TN; n += GRAIN) {
-            if (n == n_active) {
-                multiply(stage * STAGE_QUADS, n, warp_m, warp_n);
-            }
-        }
+        fetch(next);
+        multiply(stage * STAGE_QUADS, n_columns, warp_m, warp_n);
         decode_fetched(next);
         if (STAGES == 1) {
             barrier();
         }
         if (next < n_units) {
             stage = (stage + 1) % STAGES;
-            store_fetched(stage, n_columns);
+            store_fetched(stage);
         }
         barrier();
     }

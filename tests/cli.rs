@@ -186,7 +186,10 @@ fn texts_become_tokens_and_files_tables() {
     for word in ["general.architecture", "token_embd.weight", "runs: qwen3moe"] {
         assert!(inspected.contains(word), "{inspected}");
     }
-    assert!(vkmoe(&["devices"]).succeeded().contains("← used"));
+    let devices = vkmoe(&["devices"]).succeeded();
+    for words in ["← used", "mul_mat_vec", "flash_attn"] {
+        assert!(devices.contains(words), "{words}: {devices}");
+    }
 }
 
 /// Tried when asked for, and remembered.

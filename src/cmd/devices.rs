@@ -4,6 +4,7 @@ use super::table::Table;
 use super::{emit, model_path};
 use crate::cli::DevicesArgs;
 use crate::error::Result;
+use crate::exec::choices::choices;
 use crate::exec::tuning::Tuning;
 use crate::gguf::Gguf;
 use crate::plan::Bytes;
@@ -116,9 +117,7 @@ fn describe(number: usize, d: &DeviceInfo, chosen: bool, sources: &Sources) -> R
     line("limits", limits_line(d));
     line("matrix units", matrix_line(d));
     line("optional", optional_line(d));
-    let t = Tuning::new(d);
-    line("kernels", t.to_string());
-    Ok(text + "\n" + &matrix_table(d))
+    Ok(text + "\n" + &matrix_table(d) + &kernel_table(d))
 }
 
 fn heap_line(heap: &Heap) -> String {
@@ -221,6 +220,16 @@ fn matrix_table(d: &DeviceInfo) -> String {
         let shape = format!("   {}×{}×{}", s.m, s.n, s.k);
         let types = [s.a, s.b, s.c, s.result].map(|t| format!("{t:?}").to_lowercase());
         table.row(std::iter::once(shape).chain(types));
+    }
+    format!("{table}\n")
+}
+
+/// Which kernels a model would run on.
+fn kernel_table(d: &DeviceInfo) -> String {
+    let mut table = Table::new(&["   op", "rows of x", "kernel", "tile", ">workgroup", "why"]);
+    for c in choices(&Tuning::new(d)) {
+        let workgroup = c.workgroup.to_string();
+        table.row([format!("   {}", c.op), c.rows, c.kernel, c.tile, workgroup, c.why]);
     }
     format!("{table}\n")
 }

@@ -122,7 +122,7 @@ impl Engine {
                 Err(e) if self.device.is_lost() => return Err(e),
                 // A driver that refuses a tile has others.
                 Err(e) => {
-                    log::warn!("{other}: {e}");
+                    log::warn!("a tile is left out: {e}");
                     continue;
                 }
             };

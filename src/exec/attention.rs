@@ -67,20 +67,29 @@ pub struct AttentionTile {
 pub struct MatrixAttention {
     /// m and n = k of one matrix product.
     pub shape: [u32; 2],
-    /// Subgroups of a workgroup.
-    pub subgroups: u32,
+    /// Its own sizes.
+    pub sizes: MatrixSizes,
+    /// Whether a subgroup's invocations run in step: on a CPU.
+    pub lockstep: bool,
+}
+
+/// Sizes of `flash_attn_cm` for any shape of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatrixSizes {
     /// Matrices below each other that a subgroup has.
     pub row_blocks: u32,
+    /// Subgroups of a workgroup.
+    pub subgroups: u32,
+    /// Keys in shared memory at a time.
+    pub keys: u32,
     /// Where queries stay.
     pub queries: Held,
-    /// Whether keys and values have shared memory of their own or take turns.
+    /// Whether keys and values take turns in the same shared memory.
     pub turns: bool,
     /// Whether the next loads run while products do.
     pub ahead: bool,
     /// How weights become operands.
     pub weights: Held,
-    /// Whether a subgroup's invocations run in step: on a CPU.
-    pub lockstep: bool,
 }
 
 /// Where something lies between its uses.
@@ -119,7 +128,7 @@ impl AttentionShape {
     /// Shared memory of the shader, as its declarations add up.
     pub fn shared_bytes(self, tile: AttentionTile) -> u32 {
         if let Some(matrix) = tile.matrix {
-            return matrix.shared_bytes(self, tile);
+            return matrix.shared_bytes(self);
         }
         let (k4, v4) = (self.head_k / 4, self.head_v / 4);
         let patch_rows = tile.rows.min(4);
@@ -148,18 +157,23 @@ impl AttentionTile {
             return KernelKey::new::<FlashAttn>(&spec.concat());
         };
         let softcap = u32::from(kind.softcap);
-        let spec = [heads.as_slice(), &[k, v, sinks, softcap], &m.spec(self.keys)];
+        let spec = [heads.as_slice(), &[k, v, sinks, softcap], &m.spec()];
         KernelKey::new::<FlashAttnCm>(&spec.concat())
     }
 }
 
 impl MatrixAttention {
-    fn spec(self, keys: u32) -> [u32; 10] {
+    fn spec(self) -> [u32; 10] {
         let in_registers = |held| u32::from(held == Held::Registers);
-        let [m, n] = self.shape;
-        let (queries, weights) = (in_registers(self.queries), in_registers(self.weights));
-        let [turns, ahead, lockstep] = [self.turns, self.ahead, self.lockstep].map(u32::from);
-        [m, n, self.subgroups, self.row_blocks, keys, queries, turns, ahead, weights, lockstep]
+        let ([m, n], of) = (self.shape, self.sizes);
+        let (queries, weights) = (in_registers(of.queries), in_registers(of.weights));
+        let [turns, ahead, lockstep] = [of.turns, of.ahead, self.lockstep].map(u32::from);
+        [m, n, of.subgroups, of.row_blocks, of.keys, queries, turns, ahead, weights, lockstep]
+    }
+
+    /// Rows of a workgroup.
+    fn rows(self) -> u32 {
+        self.sizes.row_blocks * self.sizes.subgroups * self.shape[0]
     }
 
     /// Units of 16 bytes that a row of keys or values takes in shared memory.
@@ -168,71 +182,72 @@ impl MatrixAttention {
     }
 
     /// Units of the tile of keys and values, which results also use.
-    fn tile_units(self, shape: AttentionShape, keys: u32) -> u32 {
-        let [m, n] = self.shape;
-        let k = keys * self.row_units(shape.head_k);
-        let v = keys * self.row_units(shape.head_v);
-        let both = if self.turns { k.max(v) } else { k + v };
-        both.max(self.subgroups * m * ((n / 4) | 1))
+    fn tile_units(self, shape: AttentionShape) -> u32 {
+        let ([m, n], of) = (self.shape, self.sizes);
+        let k = of.keys * self.row_units(shape.head_k);
+        let v = of.keys * self.row_units(shape.head_v);
+        let both = if of.turns { k.max(v) } else { k + v };
+        both.max(of.subgroups * m * ((n / 4) | 1))
     }
 
-    fn shared_bytes(self, shape: AttentionShape, tile: AttentionTile) -> u32 {
-        let [m, n] = self.shape;
-        let queries = match self.queries {
+    fn shared_bytes(self, shape: AttentionShape) -> u32 {
+        let ([m, n], of) = (self.shape, self.sizes);
+        let queries = match of.queries {
             Held::Registers => 0,
-            Held::Shared => tile.rows * self.row_units(shape.head_k),
+            Held::Shared => self.rows() * self.row_units(shape.head_k),
         };
-        let units = self.tile_units(shape, tile.keys) + queries;
-        let (stage, coordinates, rows) = (self.subgroups * m * n * 2, m * n * 4, tile.rows * 16);
-        units * 16 + stage + coordinates + rows
+        let (stage, coordinates) = (of.subgroups * m * n * 2, m * n * 4);
+        (self.tile_units(shape) + queries) * 16 + stage + coordinates + self.rows() * 16
     }
 
-    /// Registers that an invocation needs, about: what lives through the loop over keys.
-    fn registers(self, shape: AttentionShape, tile: AttentionTile) -> u32 {
-        let [m, n] = self.shape;
-        let subgroup = tile.local_size / self.subgroups;
+    /// Registers that an invocation of a subgroup needs, about: what lives through the loop over keys.
+    fn registers(self, shape: AttentionShape, subgroup: u32) -> u32 {
+        let ([m, n], of) = (self.shape, self.sizes);
         let sums = (m * n).div_ceil(subgroup);
         let operand = (m * n).div_ceil(2 * subgroup);
         let blocks = |length: u32| length.div_ceil(n);
-        let queries = match self.queries {
+        let queries = match of.queries {
             Held::Registers => blocks(shape.head_k) * operand,
             Held::Shared => 0,
         };
-        let row = blocks(shape.head_v) + blocks(tile.keys) + 2; // results, scores, m, l
+        let row = blocks(shape.head_v) + blocks(of.keys) + 2; // results, scores, m, l
         let head = shape.head_k.max(shape.head_v).next_multiple_of(n);
-        let ahead = if self.ahead { (tile.keys * head).div_ceil(2 * tile.local_size) } else { 0 };
-        self.row_blocks * (row * sums + queries) + ahead + 24
+        let ahead = if of.ahead { of.keys * head / 2 / (of.subgroups * subgroup) } else { 0 };
+        of.row_blocks * (row * sums + queries) + ahead + 24
     }
 }
 
-/// Sizes of a candidate: row blocks and subgroups, keys, queries, turns.
-type Entry = (u32, u32, u32, Held, bool);
+/// Sizes with the next loads ahead and weights in registers.
+pub(super) const fn sizes(
+    row_blocks: u32,
+    subgroups: u32,
+    keys: u32,
+    queries: Held,
+    turns: bool,
+) -> MatrixSizes {
+    let weights = Held::Registers;
+    MatrixSizes { row_blocks, subgroups, keys, queries, turns, ahead: true, weights }
+}
 
 /// Of a GPU, in order of preference.
-const GPU_TILES: &[Entry] = &[
-    (1, 8, 64, Held::Registers, false),
-    (1, 8, 32, Held::Registers, false),
-    (1, 8, 64, Held::Registers, true),
-    (1, 8, 32, Held::Registers, true),
-    (1, 4, 64, Held::Registers, false),
-    (1, 4, 32, Held::Registers, false),
-    (1, 4, 32, Held::Registers, true),
-    (2, 4, 32, Held::Registers, false),
-    (2, 4, 64, Held::Registers, false),
-    (2, 4, 32, Held::Shared, true),
-    (2, 4, 32, Held::Shared, false),
-    (2, 2, 32, Held::Shared, false),
-    (2, 2, 64, Held::Shared, false),
-    (1, 2, 32, Held::Registers, false),
-    (1, 2, 32, Held::Registers, true),
-    (1, 2, 16, Held::Registers, true),
-    (1, 1, 16, Held::Registers, true),
+const GPU_SIZES: &[MatrixSizes] = &[
+    sizes(1, 8, 64, Held::Registers, false),
+    sizes(1, 8, 32, Held::Registers, false),
+    sizes(1, 8, 32, Held::Registers, true),
+    sizes(1, 4, 64, Held::Registers, false),
+    sizes(1, 4, 32, Held::Registers, false),
+    sizes(1, 4, 32, Held::Registers, true),
+    sizes(2, 4, 32, Held::Shared, true),
+    sizes(1, 2, 32, Held::Registers, false),
+    sizes(1, 2, 32, Held::Registers, true),
+    sizes(1, 2, 16, Held::Registers, true),
+    sizes(1, 1, 16, Held::Registers, true),
 ];
 /// Of a CPU that plays GPU: for tests, since its matrix units are no faster than its others.
-const CPU_TILES: &[Entry] = &[
-    (1, 4, 16, Held::Registers, false),
-    (1, 4, 16, Held::Registers, true),
-    (1, 2, 16, Held::Registers, true),
+const CPU_SIZES: &[MatrixSizes] = &[
+    sizes(1, 4, 16, Held::Registers, false),
+    sizes(1, 4, 16, Held::Registers, true),
+    sizes(1, 2, 16, Held::Registers, true),
 ];
 
 /// What attention needs to know of a device's matrix units.
@@ -245,7 +260,7 @@ pub struct AttentionUnits {
     max_invocations: u32,
     registers: u32,
     cpu: bool,
-    entries: &'static [Entry],
+    sizes: &'static [MatrixSizes],
 }
 
 impl AttentionUnits {
@@ -261,8 +276,13 @@ impl AttentionUnits {
             max_invocations: info.limits.workgroup_invocations,
             registers: if cpu { u32::MAX } else { REGISTERS },
             cpu,
-            entries: if cpu { CPU_TILES } else { GPU_TILES },
+            sizes: if cpu { CPU_SIZES } else { GPU_SIZES },
         })
+    }
+
+    /// With these sizes for everything they fit.
+    pub fn only(self, sizes: &'static MatrixSizes) -> Self {
+        AttentionUnits { sizes: std::slice::from_ref(sizes), registers: u32::MAX, ..self }
     }
 
     /// The tiles that the device can run, in order of preference.
@@ -273,8 +293,8 @@ impl AttentionUnits {
         type_v: KvType,
     ) -> impl Iterator<Item = AttentionTile> {
         let usable = ![type_k, type_v].contains(&KvType::F32);
-        let entries = if usable { self.entries } else { &[] };
-        entries.iter().map(move |e| self.tile(*e)).filter(move |t| self.fits(shape, *t))
+        let sizes = if usable { self.sizes } else { &[] };
+        sizes.iter().map(move |s| self.tile(*s)).filter(move |t| self.fits(shape, *t))
     }
 
     /// The tile to use: the first whose block is not larger than the rows; none for few rows.
@@ -292,23 +312,12 @@ impl AttentionUnits {
     }
 
     /// The tile of these sizes.
-    pub fn tile(self, entry: Entry) -> AttentionTile {
-        let (row_blocks, subgroups, keys, queries, turns) = entry;
-        let weights = Held::Registers;
-        let matrix = MatrixAttention {
-            shape: self.shape,
-            subgroups,
-            row_blocks,
-            queries,
-            turns,
-            ahead: true,
-            weights,
-            lockstep: self.cpu,
-        };
+    pub fn tile(self, sizes: MatrixSizes) -> AttentionTile {
+        let matrix = MatrixAttention { shape: self.shape, sizes, lockstep: self.cpu };
         AttentionTile {
-            rows: row_blocks * subgroups * self.shape[0],
-            keys,
-            local_size: subgroups * self.subgroup,
+            rows: matrix.rows(),
+            keys: sizes.keys,
+            local_size: sizes.subgroups * self.subgroup,
             matrix: Some(matrix),
         }
     }
@@ -318,13 +327,12 @@ impl AttentionUnits {
         let Some(matrix) = tile.matrix else { return true };
         let [m, n] = self.shape;
         // On their way to registers, queries of a subgroup pass through the tile of keys.
-        let queries_pass =
-            m * matrix.row_units(shape.head_k) <= matrix.tile_units(shape, tile.keys);
+        let queries_pass = m * matrix.row_units(shape.head_k) <= matrix.tile_units(shape);
         tile.keys.is_multiple_of(n)
             && queries_pass
             && tile.local_size <= self.max_invocations
             && shape.shared_bytes(tile) <= self.shared_bytes
-            && matrix.registers(shape, tile) <= self.registers
+            && matrix.registers(shape, self.subgroup) <= self.registers
     }
 }
 
@@ -332,13 +340,13 @@ impl fmt::Display for AttentionTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} rows × {} keys", self.rows, self.keys)?;
         let Some(matrix) = self.matrix else { return write!(f, ", f32") };
-        let [m, n] = matrix.shape;
-        write!(f, ", {} subgroups, matrices {m}×{n}×{n}", matrix.subgroups)?;
+        let ([m, n], of) = (matrix.shape, matrix.sizes);
+        write!(f, ", {} subgroups, matrices {m}×{n}×{n}", of.subgroups)?;
         let notes = [
-            (matrix.queries == Held::Shared, "q in shared memory"),
-            (matrix.turns, "keys and values in turn"),
-            (!matrix.ahead, "no fetch ahead"),
-            (matrix.weights == Held::Shared, "weights through shared memory"),
+            (of.queries == Held::Shared, "q in shared memory"),
+            (of.turns, "keys and values in turn"),
+            (!of.ahead, "no loads ahead"),
+            (of.weights == Held::Shared, "weights through shared memory"),
         ];
         notes.iter().filter(|(is, _)| *is).try_for_each(|(_, note)| write!(f, ", {note}"))
     }
@@ -386,13 +394,13 @@ mod tests {
             max_invocations: 1024,
             registers: REGISTERS,
             cpu: false,
-            entries: GPU_TILES,
+            sizes: GPU_SIZES,
         }
     }
 
     #[test]
     fn matrix_units_have_a_tile_for_every_head() {
-        for (m, n, subgroup) in [(16, 16, 32), (16, 16, 64), (8, 16, 16), (8, 8, 8)] {
+        for (m, n, subgroup) in [(16, 16, 32), (16, 16, 64), (8, 16, 16)] {
             for shared_bytes in [32768, 49152, 65536] {
                 let units = units(m, n, subgroup, shared_bytes);
                 for head in [32, 64, 72, 80, 96, 128, 192] {

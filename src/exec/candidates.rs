@@ -1,7 +1,9 @@
 //! Sizes that a device might do better with than with those of its table: what `vkmoe bench --ops
 //! --tiles` tries, and where entries of [`Tuning`]'s tables come from.
 
+use super::attention::{Held, MatrixSizes, sizes};
 use super::int8::{self, Int8Products};
+use super::mat_vec::MatVecSizes;
 use super::matrix::{MatrixTile, tile};
 use super::tuning::{MulMatTile, Tuning};
 use crate::vk::{DeviceInfo, DeviceKind};
@@ -22,9 +24,15 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
         let tiles = int8::candidates(info).map(Int8Products::all);
         others.extend(tiles.map(|all| with(&|t| t.int8 = Some(all))));
     }
+    if let Some(units) = tuning.attention_units {
+        let sizes = ATTENTION_SIZES.iter().map(|sizes| units.only(sizes));
+        others.extend(sizes.map(|only| with(&|t| t.attention_units = Some(only))));
+        others.push(with(&|t| t.attention_units = None));
+    }
     // What is left to the plain units, then everything.
     let tiles = mul_mat_tiles(info.kind).into_iter().filter(|tile| fits(tile, info));
     others.extend(tiles.map(|tile| with(&|t| t.set_mul_mat(tile))));
+    others.extend(mat_vec_sizes(tuning.mat_vec).map(|sizes| with(&|t| t.mat_vec = sizes)));
     others.push(with(&|t| (t.matrix, t.int8) = (None, None)));
     others.retain(|other| other != tuning);
     others
@@ -60,6 +68,55 @@ static MATRIX_TILES: [MatrixTile; 4 * MATRIX_SHAPES.len()] = {
     }
     tiles
 };
+
+/// Row blocks, subgroups and keys of attention.
+const ATTENTION_SHAPES: [[u32; 3]; 9] = [
+    [1, 4, 32],
+    [1, 4, 64],
+    [1, 4, 128],
+    [1, 8, 32],
+    [1, 8, 64],
+    [2, 2, 32],
+    [2, 2, 64],
+    [2, 4, 32],
+    [2, 4, 64],
+];
+
+/// Sizes of attention on matrix units: every shape with queries in registers or not, with shared memory for
+/// keys and values each or in turn, with loads ahead or not.
+static ATTENTION_SIZES: [MatrixSizes; 8 * ATTENTION_SHAPES.len()] = {
+    let mut all = [sizes(0, 0, 0, Held::Shared, false); 8 * ATTENTION_SHAPES.len()];
+    let mut i = 0;
+    while i < all.len() {
+        let [row_blocks, subgroups, keys] = ATTENTION_SHAPES[i / 8];
+        let queries = if i % 2 == 0 { Held::Registers } else { Held::Shared };
+        all[i] = sizes(row_blocks, subgroups, keys, queries, i / 2 % 2 == 1);
+        all[i].ahead = i / 4 % 2 == 0;
+        i += 1;
+    }
+    all
+};
+
+/// Sizes for few rows of x that differ from the chosen ones in one thing.
+fn mat_vec_sizes(chosen: MatVecSizes) -> impl Iterator<Item = MatVecSizes> {
+    let MatVecSizes { subgroups, rows, words, sums, groups, .. } = chosen;
+    let others = [
+        MatVecSizes { subgroups: (subgroups / 2).max(1), ..chosen },
+        MatVecSizes { subgroups: subgroups * 2, ..chosen },
+        MatVecSizes { rows: 1, ..chosen },
+        MatVecSizes { rows: (rows / 2).max(1), ..chosen },
+        MatVecSizes { rows: rows * 2, ..chosen },
+        MatVecSizes { words: words / 2, ..chosen },
+        MatVecSizes { words: words * 2, ..chosen },
+        MatVecSizes { sums: sums * 2, ..chosen },
+        MatVecSizes { groups: groups / 2, ..chosen },
+        MatVecSizes { groups: groups * 2, ..chosen },
+        MatVecSizes { groups: groups * 16, ..chosen },
+    ];
+    let is_new =
+        move |(i, sizes): &(usize, MatVecSizes)| *sizes != chosen && !others[..*i].contains(sizes);
+    others.into_iter().enumerate().filter(is_new).map(|(_, sizes)| sizes)
+}
 
 /// Tiles of the matrix product without matrix units. A CPU gets few: it takes a second to compile each.
 fn mul_mat_tiles(kind: DeviceKind) -> Vec<MulMatTile> {
@@ -123,7 +180,8 @@ mod tests {
         tuning.matrix = Some(units);
         let found = candidates(&tuning, &info());
         assert!(found.len() > 20);
-        for units in found.iter().filter_map(|other| other.matrix) {
+        let of_matrix = found.iter().filter(|other| other.matrix != tuning.matrix);
+        for units in of_matrix.filter_map(|other| other.matrix) {
             for is_glu in [false, true] {
                 assert_eq!(units.candidates(is_glu).count(), 1);
             }

@@ -248,15 +248,14 @@ impl Lowering<'_> {
             mk,
             t.stages,
         ];
-        let (one, table): (fn(&Self, WeightId) -> u64, fn(&Self, WeightId) -> u64) = match pairs {
-            Some(_) => (|_, _| 0, Self::table),
-            None => (|s, w| s.residency.address(w), |_, _| 0),
-        };
+        let is_grouped = pairs.is_some();
+        let one = |w: WeightId| if is_grouped { 0 } else { self.residency.address(w) };
+        let table = |w: WeightId| if is_grouped { self.table(w) } else { 0 };
         let push = push::MulMatCm {
-            weights: one(self, w.id),
-            table: table(self, w.id),
-            weights2: up.map_or(0, |up| one(self, up.id)),
-            table2: up.map_or(0, |up| table(self, up.id)),
+            weights: one(w.id),
+            table: table(w.id),
+            weights2: up.map_or(0, |up| one(up.id)),
+            table2: up.map_or(0, |up| table(up.id)),
             bias,
             k: w.k,
             n,

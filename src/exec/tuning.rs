@@ -12,7 +12,6 @@ use super::matrix::MatrixUnits;
 use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
 use crate::vk::{DeviceInfo, DeviceKind};
-use std::fmt;
 
 /// Counters that workgroups of a dispatch can have: words behind the status word.
 pub(super) const MAX_COUNTERS: u32 = 1023;
@@ -46,7 +45,9 @@ pub struct Tuning {
     pub matrix: Option<MatrixUnits>,
     /// Or these integer products.
     pub int8: Option<Int8Products>,
-    /// The same for attention of many rows.
+    /// Why these or those.
+    pub units_why: &'static str,
+    /// What attention of many rows runs on, if not on the plain units.
     pub attention_units: Option<AttentionUnits>,
 }
 
@@ -86,7 +87,9 @@ impl Tuning {
     /// The sizes for a device.
     pub fn new(info: &DeviceInfo) -> Self {
         let plain = Self::plain(info);
-        match Units::of(info) {
+        let (units, units_why) = Units::of(info);
+        let plain = Tuning { units_why, ..plain };
+        match units {
             Units::Matrix(units) => {
                 Tuning { matrix: Some(units), attention_units: AttentionUnits::new(info), ..plain }
             }
@@ -112,6 +115,7 @@ impl Tuning {
                 grouped_host_read_share: 1.0,
                 matrix: None,
                 int8: None,
+                units_why: "",
                 attention_units: None,
             },
             _ => Tuning {
@@ -128,6 +132,7 @@ impl Tuning {
                 grouped_host_read_share: 0.4,
                 matrix: None,
                 int8: None,
+                units_why: "",
                 attention_units: None,
             },
         }
@@ -190,6 +195,11 @@ impl Tuning {
         m <= self.mat_vec_max
     }
 
+    /// Rows of x up to which the matrix-vector kernel is used.
+    pub fn mat_vec_max(&self) -> u32 {
+        self.mat_vec_max
+    }
+
     /// Share of the bus that a pass gets when its kernels read experts in host memory.
     pub fn host_read_share(&self, n_tokens: u32) -> f64 {
         if n_tokens >= self.group_from { self.grouped_host_read_share } else { 1.0 }
@@ -235,30 +245,25 @@ enum Units {
 
 impl Units {
     /// Those that are asked for, if the device has them. Else matrix units, before fast integer products,
-    /// but not on a CPU, where neither is faster.
-    fn of(info: &DeviceInfo) -> Units {
+    /// but not on a CPU, where neither is faster. And why.
+    fn of(info: &DeviceInfo) -> (Units, &'static str) {
         let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
-        let matrix = || MatrixUnits::new(info).map(Units::Matrix);
-        let int8 = || Int8Products::new(info).map(Units::Int8);
-        let found = match wanted.as_str() {
-            "coopmat" => matrix(),
-            "int8" => int8(),
-            "f32" => None,
-            _ if info.kind == DeviceKind::Cpu => None,
-            _ if info.optional.integer_dot_accelerated => matrix().or_else(int8),
-            _ => matrix(),
+        let matrix = MatrixUnits::new(info).map(Units::Matrix);
+        let int8 = Int8Products::new(info).map(Units::Int8);
+        let asked = |units: Option<Units>| match units {
+            Some(units) => (units, "asked for by VKMOE_MATRIX"),
+            None => (Units::Plain, "the device has not what VKMOE_MATRIX asks for"),
         };
-        found.unwrap_or(Units::Plain)
-    }
-}
-
-impl fmt::Display for Tuning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (t, v) = (self.mul_mat, self.mat_vec);
-        write!(
-            f,
-            "mul_mat f32, tile {}×{}×{}, {}×{} an invocation; mul_mat_vec {} subgroups of {}, {} rows each",
-            t.bm, t.bn, t.bk, t.tm, t.tn, v.subgroups, v.subgroup, v.rows
-        )
+        match (wanted.as_str(), matrix, int8) {
+            ("coopmat", matrix, _) => asked(matrix),
+            ("int8", _, int8) => asked(int8),
+            ("f32", ..) => asked(Some(Units::Plain)),
+            _ if info.kind == DeviceKind::Cpu => (Units::Plain, "a CPU is not faster with others"),
+            (_, Some(matrix), _) => (matrix, "matrix units for f16"),
+            (_, None, Some(int8)) if info.optional.integer_dot_accelerated => {
+                (int8, "no matrix units for f16, but fast integer dot products")
+            }
+            _ => (Units::Plain, "neither matrix units for f16 nor fast integer dot products"),
+        }
     }
 }

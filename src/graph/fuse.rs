@@ -115,7 +115,9 @@ fn gate_up(mut graph: Graph, fusions: Fusions) -> Graph {
             _ => None,
         };
         if let Some((_, taken)) = &fused {
-            taken.iter().rev().for_each(|&at| drop(done.remove(at)));
+            for &at in taken.iter().rev() {
+                done.remove(at);
+            }
         }
         done.push(fused.map_or(op, |(op, _)| op));
     }

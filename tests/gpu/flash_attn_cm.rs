@@ -8,7 +8,7 @@ use crate::flash_attn::{Case, Data, PLAIN};
 use crate::harness::{Checked, gpu};
 use crate::reference::kv::KvType;
 use half::f16;
-use vkmoe::exec::attention::{AttentionTile, AttentionUnits, Held, MatrixAttention};
+use vkmoe::exec::attention::{AttentionUnits, Held, MatrixSizes};
 use vkmoe::vk::DeviceKind;
 
 /// Of a row's largest result: queries and weights are rounded to 11 bits each.
@@ -110,16 +110,16 @@ fn window_softcap_sinks() {
 fn tiles_of_all_kinds() {
     let Some((gpu, units)) = matrix_gpu() else { return };
     let case = Case { n_kv: 200, head: (24, 16), heads: (4, 2), window: 150, ..CASE };
-    for (entry, ahead, weights) in [
-        ((1, 1, 16, Held::Registers, false), false, Held::Shared),
-        ((1, 4, 64, Held::Registers, true), true, Held::Shared),
-        ((2, 2, 32, Held::Shared, true), false, Held::Registers),
-        ((2, 4, 32, Held::Shared, false), true, Held::Registers),
-        ((3, 3, 16, Held::Registers, false), true, Held::Shared),
+    let (registers, shared) = (Held::Registers, Held::Shared);
+    for (row_blocks, subgroups, keys, queries, turns, ahead, weights) in [
+        (1, 1, 16, registers, false, false, shared),
+        (1, 4, 64, registers, true, true, shared),
+        (2, 2, 32, shared, true, false, registers),
+        (2, 4, 32, shared, false, true, registers),
+        (3, 3, 16, registers, false, true, shared),
     ] {
-        let tile = units.tile(entry);
-        let matrix = tile.matrix.map(|m| MatrixAttention { ahead, weights, ..m });
-        let tile = AttentionTile { matrix, ..tile };
+        let sizes = MatrixSizes { row_blocks, subgroups, keys, queries, turns, ahead, weights };
+        let tile = units.tile(sizes);
         assert!(units.fits(case.shape(), tile), "{tile}");
         case.check(&gpu, &case.data(), tile, TOLERANCE);
     }

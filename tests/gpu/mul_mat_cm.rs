@@ -27,7 +27,7 @@ struct Case {
 
 impl Case {
     fn new(q: Quant, k: usize, n: usize, m: usize) -> Self {
-        Case { shape: Shape { q, k, n, m, bias: m % 2 == 0 }, tiles: TILES }
+        Case { shape: Shape { q, k, n, m, bias: m.is_multiple_of(2) }, tiles: TILES }
     }
 
     fn with(self, tiles: Tiles) -> Self {
