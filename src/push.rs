@@ -374,6 +374,41 @@ push_constants! {
         /// Splits.
         n_splits: u32,
     }
+    /// Attention for few tokens, from the products with q, k and v on.
+    FlashDecode = "flash_decode" FLASH_DECODE {
+        /// Address of the attention sinks, `f32[n_head]`; 0 = none.
+        sinks: u64,
+        /// Address of the norm of query heads, `f32[head_k]`; 0 = none.
+        q_norm: u64,
+        /// The same of key heads.
+        k_norm: u64,
+        /// Address of the angles, `f32[n_rot / 2]`, radians per position.
+        freqs: u64,
+        /// Tokens.
+        n_tokens: u32,
+        /// Heads of a token.
+        n_head: u32,
+        /// Heads of a cell; divides `n_head`.
+        n_kv_head: u32,
+        /// Runs of cells that are handled apart, at most 64.
+        n_splits: u32,
+        /// Cells that a token sees, its own included; 0 = all up to its own.
+        window: u32,
+        /// Factor on q.k.
+        scale: f32,
+        /// Limit of the scores; 0 = none.
+        softcap: f32,
+        /// The norms': added to the mean square.
+        eps: f32,
+        /// Dimensions that turn.
+        n_rot: u32,
+        /// The first of them.
+        rot_offset: u32,
+        /// Factor on the turned dimensions (YaRN's).
+        mscale: f32,
+        /// Unused.
+        _pad: u32,
+    }
     /// Chooses each token's experts.
     Router = "router" ROUTER {
         /// Address of what is added to the scores for the choice, `f32[n_expert]`; 0 = nothing.

@@ -272,7 +272,7 @@ pub(super) fn pass_shape(
         n_splits: tuning.attention_splits(&hp.attention, n_tokens, n_kv),
         group_from: tuning.group_from,
         group_tile: tuning.group_tile(per_expert.min(u64::from(u32::MAX)) as u32),
-        fusions: tuning.fusions(),
+        fusions: tuning.fusions(&hp.attention),
     }
 }
 

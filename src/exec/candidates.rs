@@ -1,7 +1,7 @@
 //! Sizes that a device might do better with than with those of its table: what `vkmoe bench --ops
 //! --tiles` tries, and where entries of [`Tuning`]'s tables come from.
 
-use super::attention::{Held, MatrixSizes, sizes};
+use super::attention::{Held, MatrixSizes, Weights, sizes};
 use super::int8::{self, Int8Products};
 use super::mat_vec::MatVecSizes;
 use super::matrix::{MatrixTile, tile};
@@ -83,15 +83,16 @@ const ATTENTION_SHAPES: [[u32; 3]; 9] = [
 ];
 
 /// Sizes of attention on matrix units: every shape with queries in registers or not, with shared memory for
-/// keys and values each or in turn, with loads ahead or not.
-static ATTENTION_SIZES: [MatrixSizes; 8 * ATTENTION_SHAPES.len()] = {
-    let mut all = [sizes(0, 0, 0, Held::Shared, false); 8 * ATTENTION_SHAPES.len()];
+/// keys and values each or in turn, with loads ahead or not, with weights converted or copied.
+static ATTENTION_SIZES: [MatrixSizes; 16 * ATTENTION_SHAPES.len()] = {
+    let mut all = [sizes(0, 0, 0, Held::Shared, false); 16 * ATTENTION_SHAPES.len()];
     let mut i = 0;
     while i < all.len() {
-        let [row_blocks, subgroups, keys] = ATTENTION_SHAPES[i / 8];
+        let [row_blocks, subgroups, keys] = ATTENTION_SHAPES[i / 16];
         let queries = if i % 2 == 0 { Held::Registers } else { Held::Shared };
         all[i] = sizes(row_blocks, subgroups, keys, queries, i / 2 % 2 == 1);
         all[i].ahead = i / 4 % 2 == 0;
+        all[i].weights = if i / 8 % 2 == 0 { Weights::Converted } else { Weights::Copied };
         i += 1;
     }
     all

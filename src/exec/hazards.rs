@@ -46,6 +46,12 @@ impl Access {
             Op::Attention { il, .. } => {
                 access.reads.extend([Area::Kv(il, KvHalf::K), Area::Kv(il, KvHalf::V)]);
             }
+            Op::DecodeAttention { il, .. } => {
+                let cache = [Area::Kv(il, KvHalf::K), Area::Kv(il, KvHalf::V)];
+                access.reads.extend(cache.clone());
+                access.writes.extend(cache);
+                access.writes.push(Area::Status);
+            }
             Op::Router { .. } | Op::NormRouter { .. } => access.writes.push(Area::Status),
             _ => {}
         }

@@ -114,6 +114,7 @@ impl Lowering<'_> {
             Op::Attention { il, attention, q, out, partial, n_splits } => {
                 self.attention(il, attention, q, out, partial, n_splits)
             }
+            Op::DecodeAttention { .. } => vec![self.decode_attention(op)],
             Op::Router { router, logits, ids, weights } => {
                 vec![self.router(router, logits, ids, weights)]
             }

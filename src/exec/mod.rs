@@ -1,6 +1,6 @@
 //! Runs graphs on a device. Reading order: [`residency`] (where weights are), [`kv`] (the cache),
-//! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`mat_vec`], [`attention`] and [`grid`],
-//! shown by [`choices`], [`kernels`]
+//! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`mat_vec`], [`attention`],
+//! [`decode_attention`] and [`grid`], shown by [`choices`], [`kernels`]
 //! (pipelines), [`pace`] (how much goes into one submission), `record` with `hazards` (recording),
 //! `profile` (timestamps), [`run`] (submitting, reading back). For benchmarks: [`op_times`] (kernels timed
 //! alone), [`candidates`] (sizes to compare), [`peaks`] (what the device does at best), `cold` (weights that no cache holds), `stopwatch`.
@@ -12,6 +12,7 @@ pub mod lower;
 pub mod tuning;
 pub mod int8;
 pub mod attention;
+pub mod decode_attention;
 pub mod choices;
 pub mod mat_vec;
 pub mod grid;

@@ -80,7 +80,7 @@ pub fn cost(graph: &Graph, op: &Op, n_kv: u32) -> Cost {
                 (flops + 2.0 * rows * elements, bytes + touched * matrix_bytes(w))
             })
         }
-        Op::Attention { attention: a, q, .. } => {
+        Op::Attention { attention: a, q, .. } | Op::DecodeAttention { attention: a, q, .. } => {
             let n_tokens = graph.shape(q).rows;
             let scores = f64::from(n_tokens) * f64::from(a.n_head) * seen(a.window, n_tokens, n_kv);
             let kv_bytes =

@@ -11,7 +11,7 @@ use super::pace::{self, Pace};
 use super::profile::Profile;
 use super::record::{Recorded, Recording, Sink};
 use super::residency::Residency;
-use super::tuning::Tuning;
+use super::tuning::{MAX_COUNTERS, Tuning};
 use crate::error::{Error, Result};
 use crate::graph::scratch::{self, Layout};
 use crate::graph::{Graph, Op};
@@ -28,7 +28,7 @@ const MAX_REPLAYS: usize = 8;
 /// Results start here in their buffer; before them is the status word.
 pub(super) const RESULTS_OFFSET: u64 = 256;
 /// The status word, and counters behind it: of workgroups that are done, for the last one to go on.
-pub(super) const STATUS_BYTES: u64 = 4096;
+pub(super) const STATUS_BYTES: u64 = 4 * (1 + MAX_COUNTERS as u64);
 /// A dispatch with its barrier takes this long even if it does nothing (H200: 2.6 µs).
 const DISPATCH_NS: f64 = 3e3;
 

@@ -4,6 +4,7 @@
 //! loads that do not coalesce and idle lanes.
 
 use super::attention::{self, AttentionShape, AttentionTile, AttentionUnits};
+use super::decode_attention::{DecodeAttention, DecodeTile};
 use super::int8::Int8Products;
 use super::kv::KvType;
 use super::mat_vec::MatVecSizes;
@@ -12,6 +13,8 @@ use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
 use crate::vk::{DeviceInfo, DeviceKind};
 
+/// Counters that workgroups of a dispatch can have: words behind the status word.
+pub(super) const MAX_COUNTERS: u32 = 1023;
 /// Workgroups that fill a large GPU.
 const ENOUGH_WORKGROUPS: u64 = 256;
 
@@ -30,6 +33,8 @@ pub struct Tuning {
     mul_mat_small: MulMatTile,
     /// Kernels for few rows of x.
     pub mat_vec: MatVecSizes,
+    /// Attention for few tokens.
+    pub decode_attention: DecodeAttention,
     /// Rows of x up to which the matrix-vector kernel is used.
     mat_vec_max: u32,
     /// From so many tokens on, pairs are grouped by expert.
@@ -104,6 +109,7 @@ impl Tuning {
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mat_vec: MatVecSizes::new(info),
+                decode_attention: DecodeAttention::new(info),
                 mat_vec_max: 32,
                 group_from: 33,
                 grouped_host_read_share: 1.0,
@@ -119,6 +125,7 @@ impl Tuning {
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 4, tn: 2 },
                 mat_vec: MatVecSizes::new(info),
+                decode_attention: DecodeAttention::new(info),
                 mat_vec_max: 8,
                 group_from: 9,
                 // H200: 20 of 49 GB/s, too few loads in flight.
@@ -144,14 +151,25 @@ impl Tuning {
     }
 
     /// What passes of `n_tokens` do in one op.
-    pub fn fusions(&self) -> Fusions {
+    pub fn fusions(&self, a: &AttentionParams) -> Fusions {
         let many = self.mat_vec_max + 1;
         Fusions {
             half_from: self.matrix.map(|_| many),
             int8_from: self.int8.map(|_| many),
             gate_up_to: self.mat_vec_max,
             few_to: self.mat_vec_max,
+            attention_to: (1..=self.mat_vec_max)
+                .rev()
+                .find(|&n_tokens| self.decode_tile(a, n_tokens).is_some())
+                .unwrap_or(0),
         }
+    }
+
+    /// The tile of fused attention for few tokens.
+    fn decode_tile(&self, a: &AttentionParams, n_tokens: u32) -> Option<DecodeTile> {
+        let tile = self.decode_attention.tile(attention_shape(a, n_tokens), n_tokens)?;
+        let counters = tile.row_blocks * a.n_head_kv;
+        (self.is_few(n_tokens) && counters <= MAX_COUNTERS).then_some(tile)
     }
 
     /// Pairs per tile of the grouped product, of experts with so many pairs on average.
@@ -190,8 +208,10 @@ impl Tuning {
     /// Ranges of keys that attention computes apart, so that small passes keep the device busy: counted
     /// for a cache of f16, whatever the cache's types are.
     pub fn attention_splits(&self, a: &AttentionParams, n_tokens: u32, n_kv: u32) -> u32 {
-        let rows = n_tokens * (a.n_head / a.n_head_kv);
-        let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
+        if let Some(tile) = self.decode_tile(a, n_tokens) {
+            return self.decode_attention.n_splits(tile, a.n_head_kv, n_kv);
+        }
+        let shape = attention_shape(a, n_tokens);
         let tile = self.attention(shape, KvType::F16, KvType::F16);
         attention::n_splits(shape.row_blocks(tile), a.n_head_kv, n_kv)
     }
@@ -206,6 +226,11 @@ impl Tuning {
         let matrix = self.attention_units.and_then(|units| units.choose(shape, type_k, type_v));
         matrix.unwrap_or_else(|| shape.tile(self.subgroup))
     }
+}
+
+fn attention_shape(a: &AttentionParams, n_tokens: u32) -> AttentionShape {
+    let rows = n_tokens * (a.n_head / a.n_head_kv);
+    AttentionShape { head_k: a.head_k, head_v: a.head_v, rows }
 }
 
 /// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat`, `int8` or `f32`.

@@ -20,6 +20,8 @@ pub struct Fusions {
     /// Passes of up to so many tokens take norms into the products after them, and more: see `fuse_decode`;
     /// 0: none does.
     pub few_to: u32,
+    /// Of them, passes of up to so many tokens have attention in one with what comes before it.
+    pub attention_to: u32,
 }
 
 /// k of a product of converted rows is a multiple of this.
@@ -46,8 +48,9 @@ impl Format {
 /// Fuses what `fusions` names.
 pub fn fuse(graph: Graph, fusions: Fusions) -> Graph {
     let mut graph = gate_up(graph, fusions);
-    if graph.tokens.is_some_and(|t| graph.shape(t).rows <= fusions.few_to) {
-        fuse_decode::fuse(&mut graph);
+    let n_tokens = graph.tokens.map_or(u32::MAX, |t| graph.shape(t).rows);
+    if n_tokens <= fusions.few_to {
+        fuse_decode::fuse(&mut graph, n_tokens <= fusions.attention_to);
     }
     match (fusions.half_from, fusions.int8_from) {
         (Some(rows), _) => convert_inputs(graph, Format::Half, rows),

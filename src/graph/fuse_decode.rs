@@ -3,7 +3,7 @@
 //! router's product part of its choice, and down projections part of their sum. Pure.
 
 use super::fuse::set_input;
-use super::{Graph, Input, Normed, Op, Tensor};
+use super::{Graph, HeadPrep, Input, KvHalf, Normed, Op, RopeOp, Tensor, WeightId};
 use crate::gguf::GgmlType;
 use std::collections::HashMap;
 
@@ -12,7 +12,10 @@ const NORM_K: u32 = 4;
 const ROUTER_K: u32 = 8;
 
 /// Fuses what the kernels for few tokens can do.
-pub(super) fn fuse(graph: &mut Graph) {
+pub(super) fn fuse(graph: &mut Graph, with_attention: bool) {
+    if with_attention {
+        attention(graph);
+    }
     down_combine(graph);
     norm_router(graph);
     norms(graph);
@@ -91,6 +94,86 @@ fn down_combine(graph: &mut Graph) {
         }
     }
     replace(graph, by);
+}
+
+/// Attention, with the norms and the rotation of its heads and the stores into its cache.
+fn attention(graph: &mut Graph) {
+    let uses = Uses::of(graph);
+    let stores = kv_stores(graph);
+    let mut by = HashMap::new();
+    for (at, op) in graph.ops.iter().enumerate() {
+        let Op::Attention { il, attention, q, out, partial, n_splits } = *op else { continue };
+        let store = |half| stores.get(&(il, half)).copied();
+        let (Some((k_at, k)), Some((v_at, v))) = (store(KvHalf::K), store(KvHalf::V)) else {
+            continue;
+        };
+        let head = attention.head_k;
+        let (Some(of_q), Some(of_k)) =
+            (head_ops(graph, &uses, q, at, head), head_ops(graph, &uses, k, k_at, head))
+        else {
+            continue;
+        };
+        let Some(heads) = of_q.with(&of_k) else { continue };
+        let is_possible = k_at < at && v_at < at && uses.readers(v) == [v_at];
+        if !is_possible {
+            continue;
+        }
+        let fused = Op::DecodeAttention { il, attention, q, k, v, heads, out, partial, n_splits };
+        by.extend(of_q.ops.iter().chain(&of_k.ops).map(|&i| (i, None)));
+        by.extend([(k_at, None), (v_at, None), (at, Some(fused))]);
+    }
+    replace(graph, by);
+}
+
+/// Where a layer's keys and values are stored, and what of them, if once.
+fn kv_stores(graph: &Graph) -> HashMap<(u32, KvHalf), (usize, Tensor)> {
+    let mut stores = HashMap::new();
+    for (i, op) in graph.ops.iter().enumerate() {
+        if let Op::KvStore { il, half, x, .. } = *op {
+            stores.insert((il, half), (i, x));
+        }
+    }
+    stores
+}
+
+/// What is done in place to the heads of a tensor.
+struct HeadOps {
+    norm: Option<(WeightId, f32)>,
+    rope: Option<RopeOp>,
+    /// Where.
+    ops: Vec<usize>,
+}
+
+impl HeadOps {
+    /// That of q together with that of k, if one kernel can do both.
+    fn with(&self, k: &HeadOps) -> Option<HeadPrep> {
+        let eps = self.norm.or(k.norm).map_or(0.0, |(_, eps)| eps);
+        let is_same = self.rope == k.rope && k.norm.is_none_or(|(_, k_eps)| k_eps == eps);
+        let [q_norm, k_norm] = [self.norm, k.norm].map(|norm| norm.map(|(weight, _)| weight));
+        is_same.then_some(HeadPrep { q_norm, k_norm, eps, rope: self.rope })
+    }
+}
+
+/// What is done to the heads of `x` before the op at `last` takes them, if it is a norm, a rotation, or
+/// both in this order, and nothing else looks at `x`.
+fn head_ops(graph: &Graph, uses: &Uses, x: Tensor, last: usize, head: u32) -> Option<HeadOps> {
+    let mut done = HeadOps { norm: None, rope: None, ops: Vec::new() };
+    let (&end, before) = uses.readers(x).split_last()?;
+    for &i in before {
+        match graph.ops[i] {
+            Op::RmsNorm { residual: None, weight: Some(weight), n, eps, out, .. }
+                if n == head && out == x && done.ops.is_empty() =>
+            {
+                done.norm = Some((weight, eps));
+            }
+            Op::Rope { head_dim, rope, .. } if head_dim == head && done.rope.is_none() => {
+                done.rope = Some(rope);
+            }
+            _ => return None,
+        }
+        done.ops.push(i);
+    }
+    (end == last).then_some(done)
 }
 
 /// A norm of whole rows with a weight: what it is of, and the result.

@@ -93,6 +93,19 @@ pub struct AttentionOp {
     pub sinks: Option<WeightId>,
 }
 
+/// What becomes of heads of q and k before attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadPrep {
+    /// Norm of each query head, `[head_k]`.
+    pub q_norm: Option<WeightId>,
+    /// Norm of each key head, `[head_k]`.
+    pub k_norm: Option<WeightId>,
+    /// Added under the root.
+    pub eps: f32,
+    /// The rotation.
+    pub rope: Option<RopeOp>,
+}
+
 /// How router logits become scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gating {
@@ -391,6 +404,28 @@ pub enum Op {
         /// Ranges of keys computed apart and merged.
         n_splits: u32,
     },
+    /// Norms and rotation of heads, k and v into the layer's cache, and attention over it. The positions
+    /// are one after the other.
+    DecodeAttention {
+        /// Layer.
+        il: u32,
+        /// Shapes and variations.
+        attention: AttentionOp,
+        /// `[n_tokens][n_head * head_k]`
+        q: Tensor,
+        /// `[n_tokens][n_head_kv * head_k]`
+        k: Tensor,
+        /// `[n_tokens][n_head_kv * head_v]`
+        v: Tensor,
+        /// What becomes of q and k first.
+        heads: HeadPrep,
+        /// `[n_tokens][n_head * head_v]`
+        out: Tensor,
+        /// Partial results of split cells, if they are split.
+        partial: Option<Tensor>,
+        /// Ranges of cells computed apart and joined.
+        n_splits: u32,
+    },
     /// Expert ids and weights from router logits.
     Router {
         /// The choice.
@@ -503,6 +538,9 @@ impl Op {
             Op::Attention { q, out, partial, .. } => {
                 (vec![q], std::iter::once(out).chain(partial).collect())
             }
+            Op::DecodeAttention { q, k, v, out, partial, .. } => {
+                (vec![q, k, v], std::iter::once(out).chain(partial).collect())
+            }
             Op::Router { logits, ids, weights, .. } => (vec![logits], vec![ids, weights]),
             Op::NormRouter { rows, normed, logits, ids, weights, .. } => {
                 let written = [normed, logits, ids, weights].into_iter().chain(rows.sum);
@@ -533,6 +571,7 @@ impl Op {
             Op::Rope { .. } => "rope",
             Op::KvStore { .. } => "kv_store",
             Op::Attention { .. } => "attention",
+            Op::DecodeAttention { .. } => "decode_attention",
             Op::Router { .. } => "router",
             Op::NormRouter { .. } => "norm_router",
             Op::GroupPairs { .. } => "group_pairs",

@@ -7,6 +7,7 @@ mod expert_sort;
 mod flash_attn;
 mod flash_attn_cm;
 mod flash_attn_merge;
+mod flash_decode;
 mod gate_up_vec;
 mod get_rows;
 mod glu;

@@ -1,9 +1,11 @@
 //! Ops of passes of few tokens, on the kernels that read each weight once.
 
 use super::{Lowering, NORM_MIN, glu_parts, router_spec};
+use crate::exec::attention::AttentionShape;
 use crate::exec::kernels::{Bound, KernelKey, Launch};
-use crate::graph::{GluOp, Input, Normed, Op, Routing, Shape, Tensor, Weight};
+use crate::graph::{GluOp, Input, KvHalf, Normed, Op, Routing, Shape, Tensor, Weight};
 use crate::push;
+use glam::UVec3;
 
 /// Bindings and constants of a product's rows of x, and of the norm that is part of it.
 struct Rows {
@@ -170,5 +172,44 @@ impl Lowering<'_> {
             tensors.into_iter().map(|t| self.bound(t)).chain([Bound::Status]).collect();
         let kernel = KernelKey::of_type::<push::RouterVec>(matrix.ty, &spec);
         Launch::new(kernel, push, &bindings, t.groups).striding()
+    }
+
+    /// Attention, with what comes before it from the products on.
+    pub(super) fn decode_attention(&self, op: &Op) -> Launch {
+        let Op::DecodeAttention { il, attention: a, q, k, v, heads, out, partial, n_splits } = *op
+        else {
+            unreachable!("called for fused attention only")
+        };
+        let n_tokens = self.shape(q).rows;
+        let rows = n_tokens * (a.n_head / a.n_head_kv);
+        let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
+        let Some(t) = self.tuning.decode_attention.tile(shape, n_tokens) else {
+            unreachable!("fused where there is a tile")
+        };
+        let rope = heads.rope;
+        let push = push::FlashDecode {
+            sinks: self.residency.optional(a.sinks),
+            q_norm: self.residency.optional(heads.q_norm),
+            k_norm: self.residency.optional(heads.k_norm),
+            freqs: self.rope_freqs,
+            n_tokens,
+            n_head: a.n_head,
+            n_kv_head: a.n_head_kv,
+            n_splits,
+            window: a.window,
+            scale: a.scale,
+            softcap: a.softcap,
+            eps: heads.eps,
+            n_rot: rope.map_or(0, |r| r.n_rot),
+            rot_offset: rope.map_or(0, |r| r.rot_offset),
+            mscale: rope.map_or(1.0, |r| r.mscale),
+            _pad: 0,
+        };
+        let [q, k, v, out_bound] = [q, k, v, out].map(|t| self.bound(t));
+        let [keys, values] = [KvHalf::K, KvHalf::V].map(|half| Bound::Kv { il, half });
+        let partial = self.bound(partial.unwrap_or(out));
+        let bindings = [q, k, v, keys, values, Bound::Positions, out_bound, partial, Bound::Status];
+        let kernel = t.kernel(&a, &heads, self.kv.type_k, self.kv.type_v);
+        Launch::new(kernel, push, &bindings, UVec3::new(t.row_blocks, a.n_head_kv, n_splits))
     }
 }
