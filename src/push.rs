@@ -494,6 +494,8 @@ push_constants! {
         n_rows: u32,
         /// Places, at most 64.
         k: u32,
+        /// Logits of a part of a row.
+        part: u32,
     }
     /// How fast memory is read.
     PeakRead = "peak_read" PEAK_READ {

@@ -7,6 +7,7 @@ use super::kernels::{Bound, KernelKey, Launch};
 use super::kv::KvShape;
 use super::residency::Residency;
 use super::tuning::Tuning;
+use crate::graph::TOP_PART;
 use crate::graph::scratch::Layout;
 use crate::graph::{
     AttentionOp, Gating, GluOp, Graph, Half, Input, Int8, KvHalf, Op, PairGroups, RopeOp,
@@ -122,7 +123,9 @@ impl Lowering<'_> {
             Op::Glu { glu, gate, up, out } => vec![self.glu(glu, gate, up, out)],
             Op::Combine { x, weights, out } => vec![self.combine(x, weights, out)],
             Op::CopyRows { x, first, out } => return vec![self.copy_rows(x, first, out)],
-            Op::ReadTop { logits, ids, values } => return self.read_top(logits, ids, values),
+            Op::ReadTop { logits, ids, values, parts } => {
+                return self.read_top(logits, ids, values, parts);
+            }
             Op::ReadLogits { logits, first } => return vec![self.read_logits(logits, first)],
         };
         launches.into_iter().map(Step::Launch).collect()
@@ -463,19 +466,44 @@ impl Lowering<'_> {
         Step::Copy { from, to: self.offset(out), bytes: u64::from(rows) * row_bytes }
     }
 
-    fn read_top(&self, logits: Tensor, ids: Tensor, values: Tensor) -> Vec<Step> {
-        let Shape { rows: n_rows, cols: n } = self.shape(logits);
-        let k = self.shape(ids).cols;
-        let kernel = KernelKey::new::<push::TopLogits>(&[self.tuning.scan]);
-        let bindings = [logits, ids, values].map(|t| self.bound(t));
-        let launch =
-            Launch::over(kernel, push::TopLogits { n, n_rows, k }, &bindings, n_rows.into());
+    fn read_top(
+        &self,
+        logits: Tensor,
+        ids: Tensor,
+        values: Tensor,
+        parts: Option<[Tensor; 2]>,
+    ) -> Vec<Step> {
+        let Shape { rows: n_rows, cols: k } = self.shape(ids);
+        let top = |from: Tensor, map: Option<Tensor>, out: [Tensor; 2], part: u32| {
+            let n = self.shape(from).cols;
+            let spec = [self.tuning.scan, u32::from(map.is_some())];
+            let push = push::TopLogits { n, n_rows, k, part };
+            let bindings = [from, out[0], out[1], map.unwrap_or(from)].map(|t| self.bound(t));
+            let items = u64::from(n_rows) * u64::from(n.div_ceil(part));
+            Step::Launch(Launch::over(
+                KernelKey::new::<push::TopLogits>(&spec),
+                push,
+                &bindings,
+                items,
+            ))
+        };
+        let n = self.shape(logits).cols;
+        let mut steps = match parts {
+            None => vec![top(logits, None, [ids, values], n)],
+            Some([part_ids, part_values]) => {
+                let n_found = self.shape(part_ids).cols;
+                vec![
+                    top(logits, None, [part_ids, part_values], TOP_PART),
+                    top(part_values, Some(part_ids), [ids, values], n_found),
+                ]
+            }
+        };
         let bytes = self.shape(ids).bytes();
-        vec![
-            Step::Launch(launch),
+        steps.extend([
             Step::Result { from: self.offset(ids), to: 0, bytes },
             Step::Result { from: self.offset(values), to: bytes, bytes },
-        ]
+        ]);
+        steps
     }
 
     fn read_logits(&self, logits: Tensor, first: u32) -> Step {

@@ -199,6 +199,9 @@ pub struct PairGroups {
     pub tile: u32,
 }
 
+/// Logits of a part of a row, where the likeliest are looked for in parts.
+pub const TOP_PART: u32 = 2048;
+
 /// Rows as f16 for matrix units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Half {
@@ -500,6 +503,8 @@ pub enum Op {
         ids: Tensor,
         /// `[rows][k]` values.
         values: Tensor,
+        /// Of long rows, the ids and values of their parts, `[rows][n_parts * k]` each.
+        parts: Option<[Tensor; 2]>,
     },
     /// Rows of logits go to the host.
     ReadLogits {
@@ -552,7 +557,10 @@ impl Op {
             Op::Glu { gate, up, out, .. } => (std::iter::once(gate).chain(up).collect(), vec![out]),
             Op::Combine { x, weights, out } => (vec![x, weights], vec![out]),
             Op::CopyRows { x, out, .. } => (vec![x], vec![out]),
-            Op::ReadTop { logits, ids, values } => (vec![logits], vec![ids, values]),
+            Op::ReadTop { logits, ids, values, parts } => (
+                vec![logits],
+                [ids, values].into_iter().chain(parts.into_iter().flatten()).collect(),
+            ),
             Op::ReadLogits { logits, .. } => (vec![logits], vec![]),
         }
     }

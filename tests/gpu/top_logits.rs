@@ -4,6 +4,7 @@ use crate::harness::{fold, gpu};
 use crate::reference::random::Random;
 use crate::reference::rows::top_logits;
 use vkmoe::push::TopLogits;
+use vkmoe::vk::Buffer;
 
 const WORKGROUP: u32 = 128;
 
@@ -36,18 +37,34 @@ fn nan_is_never_chosen() {
     check(&row, 2500, 40);
 }
 
+/// In one round, and in two, by parts.
 fn check(logits: &[f32], n: usize, k: usize) {
     let gpu = gpu();
     let n_rows = logits.len() / n;
-    let ids = gpu.upload(&vec![0u32; n_rows * k]);
-    let values = gpu.nans(n_rows * k);
-    let push = TopLogits { n: n as u32, n_rows: n_rows as u32, k: k as u32 };
-    let [x, y] = fold(push.n_rows);
-    gpu.run("top_logits", &[WORKGROUP], &push, &[&gpu.upload(logits), &ids, &values], [x, y, 1]);
-    let found = gpu.read::<u32>(&ids).into_iter().zip(gpu.read::<f32>(&values));
-    let expected = logits.chunks_exact(n).flat_map(|row| top_logits(row, k));
-    for (place, (found, expected)) in found.zip(expected).enumerate() {
-        let expected = expected.unwrap_or((u32::MAX, f32::NEG_INFINITY));
-        assert_eq!(found, expected, "n {n}, place {place}");
+    let logits_buffer = gpu.upload(logits);
+    let run = |values: &Buffer, map: Option<&Buffer>, n: usize, part: usize| {
+        let n_parts = n.div_ceil(part);
+        let ids = gpu.upload(&vec![0u32; n_rows * n_parts * k]);
+        let out = gpu.nans(n_rows * n_parts * k);
+        let [n, n_rows, k, part] = [n, n_rows, k, part].map(|v| v as u32);
+        let push = TopLogits { n, n_rows, k, part };
+        let [x, y] = fold(push.n_rows * n_parts as u32);
+        let spec = [WORKGROUP, u32::from(map.is_some())];
+        let buffers = [values, &ids, &out, map.unwrap_or(values)];
+        gpu.run("top_logits", &spec, &push, &buffers, [x, y, 1]);
+        (ids, out)
+    };
+    let part = n.div_ceil(7).min(2048);
+    let (part_ids, part_values) = run(&logits_buffer, None, n, part);
+    let n_found = n.div_ceil(part) * k;
+    let rounds =
+        [run(&logits_buffer, None, n, n), run(&part_values, Some(&part_ids), n_found, n_found)];
+    for (round, (ids, values)) in rounds.iter().enumerate() {
+        let found = gpu.read::<u32>(ids).into_iter().zip(gpu.read::<f32>(values));
+        let expected = logits.chunks_exact(n).flat_map(|row| top_logits(row, k));
+        for (place, (found, expected)) in found.zip(expected).enumerate() {
+            let expected = expected.unwrap_or((u32::MAX, f32::NEG_INFINITY));
+            assert_eq!(found, expected, "n {n}, place {place}, {} rounds", round + 1);
+        }
     }
 }
