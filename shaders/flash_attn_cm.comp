@@ -297,12 +297,10 @@ void load_queries() {
     has_factors = false;
     [[unroll]] for (uint r = 0; r < ROW_BLOCKS; ++r) {
         for (uint turn = 0; turn < Q_TURNS; ++turn) {
-            if (Q_IN_REGISTERS == 0) {
-                stage_queries(r, Q_AT + first_of_block(r) * K_STRIDE);
-            } else if (gl_SubgroupID / Q_ROOM == turn) {
-                uint at = gl_SubgroupID % Q_ROOM * Q_UNITS;
+            if (Q_IN_REGISTERS == 0 || gl_SubgroupID / Q_ROOM == turn) {
+                uint at = Q_IN_REGISTERS != 0 ? gl_SubgroupID % Q_ROOM * Q_UNITS : Q_AT + first_of_block(r) * K_STRIDE;
                 stage_queries(r, at);
-                [[unroll]] for (uint d = 0; d < K_BLOCKS; ++d) {
+                [[unroll]] for (uint d = 0; d < (Q_IN_REGISTERS != 0 ? K_BLOCKS : 0); ++d) {
                     coopMatLoad(query[r][d], tile, at + d * (MN / 8), K_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
                 }
             }
