@@ -460,7 +460,9 @@ void soften(uint r) {
     }
     [[unroll]] for (uint j = 0; j < KEY_BLOCKS; ++j) {
         [[unroll]] for (uint i = 0; i < most.length(); ++i) {
-            score[r][j][i] = exp2(score[r][j][i] * unit - m[r][i]);
+            float above = score[r][j][i] * unit - m[r][i];
+            // Of huge scores the product, if it is not rounded, may lie far above m, which is.
+            score[r][j][i] = exp2(has_factors ? min(above, LIMIT) : above);
         }
         l[r] += score[r][j];
     }

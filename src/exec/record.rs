@@ -220,8 +220,10 @@ impl<'a> Recording<'a> {
             self.hazards = Hazards::default();
         }
         for step in steps {
-            if barrier {
-                self.recorder()?.barrier();
+            match step {
+                _ if !barrier => {}
+                Step::Launch(_) => self.recorder()?.kernel_barrier(),
+                Step::Copy { .. } | Step::Result { .. } => self.recorder()?.barrier(),
             }
             barrier = true;
             match step {

@@ -60,6 +60,8 @@ pub struct Region {
 pub struct Recorder {
     commands: Commands,
     bound: Option<vk::Pipeline>,
+    /// Something was copied or filled since the last barrier.
+    copied: bool,
 }
 
 /// Recorded commands, to be submitted. What they use lives as long as they do, and as the device
@@ -101,7 +103,7 @@ impl Recorder {
         // SAFETY: the command buffer is new or was reset after its last submission.
         unsafe { device.raw().vk().begin_command_buffer(pooled.buffer, &info) }
             .map_err(|result| device.raw().error(format!("record {name}"), result))?;
-        Ok(Self { commands, bound: None })
+        Ok(Self { commands, bound: None, copied: false })
     }
 
     /// The lane recorded for.
@@ -145,6 +147,7 @@ impl Recorder {
             .collect();
         self.keep(from);
         self.keep(to);
+        self.copied = true;
         let device = self.commands.device.raw().vk();
         // SAFETY: the recorder owns the command buffer; the ranges were checked; both buffers are kept.
         unsafe { device.cmd_copy_buffer(self.buffer(), from.vk(), to.vk(), &copies) };
@@ -156,6 +159,7 @@ impl Recorder {
         let bytes = range.end - range.start;
         buffer.check_target(range.start, bytes);
         self.keep(buffer);
+        self.copied = true;
         let device = self.commands.device.raw().vk();
         // SAFETY: as in `copy_regions`.
         unsafe { device.cmd_fill_buffer(self.buffer(), buffer.vk(), range.start, bytes, value) };
@@ -171,8 +175,22 @@ impl Recorder {
         self.full_barrier(After::HostRead);
     }
 
+    /// Puts kernels after kernels, as far as nothing was copied or filled since the last barrier; else the
+    /// full barrier.
+    pub fn kernel_barrier(&mut self) {
+        match self.copied {
+            true => self.full_barrier(After::Device),
+            false => self.put_barrier(barrier::kernels()),
+        }
+    }
+
     fn full_barrier(&mut self, after: After) {
-        let barriers = [barrier::full(self.commands.device.stages(self.lane()), after)];
+        self.copied = false;
+        self.put_barrier(barrier::full(self.commands.device.stages(self.lane()), after));
+    }
+
+    fn put_barrier(&mut self, barrier: vk::MemoryBarrier2<'_>) {
+        let barriers = [barrier];
         let info = vk::DependencyInfo::default().memory_barriers(&barriers);
         // SAFETY: the recorder owns the command buffer; the stages are those of its queue family.
         unsafe { self.commands.device.raw().vk().cmd_pipeline_barrier2(self.buffer(), &info) };
