@@ -122,7 +122,7 @@ impl Lowering<'_> {
             Op::Glu { glu, gate, up, out } => vec![self.glu(glu, gate, up, out)],
             Op::Combine { x, weights, out } => vec![self.combine(x, weights, out)],
             Op::CopyRows { x, first, out } => return vec![self.copy_rows(x, first, out)],
-            Op::ReadTop { logits, ids, values } => return self.read_top(logits, ids, values),
+            Op::ReadTop { logits, runs, top } => return self.read_top(logits, runs, top),
             Op::ReadLogits { logits, first } => return vec![self.read_logits(logits, first)],
         };
         launches.into_iter().map(Step::Launch).collect()
@@ -463,19 +463,16 @@ impl Lowering<'_> {
         Step::Copy { from, to: self.offset(out), bytes: u64::from(rows) * row_bytes }
     }
 
-    fn read_top(&self, logits: Tensor, ids: Tensor, values: Tensor) -> Vec<Step> {
+    fn read_top(&self, logits: Tensor, runs: Tensor, top: Tensor) -> Vec<Step> {
         let Shape { rows: n_rows, cols: n } = self.shape(logits);
-        let k = self.shape(ids).cols;
+        let (k, n_parts) = (self.shape(top).cols, self.tuning.top_parts);
         let kernel = KernelKey::new::<push::TopLogits>(&[self.tuning.scan]);
-        let bindings = [logits, ids, values].map(|t| self.bound(t));
-        let launch =
-            Launch::over(kernel, push::TopLogits { n, n_rows, k }, &bindings, n_rows.into());
-        let bytes = self.shape(ids).bytes();
-        vec![
-            Step::Launch(launch),
-            Step::Result { from: self.offset(ids), to: 0, bytes },
-            Step::Result { from: self.offset(values), to: bytes, bytes },
-        ]
+        let scratch = [logits, top, runs].map(|t| self.bound(t));
+        let bindings = [&scratch[..], &[Bound::Status]].concat();
+        let push = push::TopLogits { n, n_rows, n_parts, k };
+        let launch = Launch::new(kernel, push, &bindings, UVec3::new(n_parts, n_rows, 1));
+        let bytes = self.shape(top).bytes();
+        vec![Step::Launch(launch), Step::Result { from: self.offset(top), to: 0, bytes }]
     }
 
     fn read_logits(&self, logits: Tensor, first: u32) -> Step {

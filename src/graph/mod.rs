@@ -271,6 +271,9 @@ impl Input {
     }
 }
 
+/// Runs of logits that are searched apart: `RUNS` of shaders/top_logits.comp.
+pub const TOP_RUNS: u32 = 512;
+
 /// One step of a forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -496,10 +499,10 @@ pub enum Op {
     ReadTop {
         /// `[rows][n_vocab]`
         logits: Tensor,
-        /// `[rows][k]` ids.
-        ids: Tensor,
-        /// `[rows][k]` values.
-        values: Tensor,
+        /// `[rows][2 * TOP_RUNS]`: what the kernel finds first.
+        runs: Tensor,
+        /// `[2 * rows][k]`: ids, then values.
+        top: Tensor,
     },
     /// Rows of logits go to the host.
     ReadLogits {
@@ -552,7 +555,7 @@ impl Op {
             Op::Glu { gate, up, out, .. } => (std::iter::once(gate).chain(up).collect(), vec![out]),
             Op::Combine { x, weights, out } => (vec![x, weights], vec![out]),
             Op::CopyRows { x, out, .. } => (vec![x], vec![out]),
-            Op::ReadTop { logits, ids, values } => (vec![logits], vec![ids, values]),
+            Op::ReadTop { logits, runs, top } => (vec![logits], vec![runs, top]),
             Op::ReadLogits { logits, .. } => (vec![logits], vec![]),
         }
     }

@@ -13,7 +13,7 @@ pub mod weights;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::graph::fuse::{Fusions, fuse};
-use crate::graph::{Graph, Op, Tensor, Weight, WeightId};
+use crate::graph::{Graph, Op, TOP_RUNS, Tensor, Weight, WeightId};
 use blocks::Layer;
 use hparams::HParams;
 use weights::{WeightInfo, WeightLoader};
@@ -137,8 +137,8 @@ impl Model {
             let logits = g.mul_mat(self.output, None, normed);
             match pass.top {
                 Some(k) => {
-                    let (ids, values) = (g.tensor(rows, k), g.tensor(rows, k));
-                    g.push(Op::ReadTop { logits, ids, values });
+                    let (runs, top) = (g.tensor(rows, 2 * TOP_RUNS), g.tensor(2 * rows, k));
+                    g.push(Op::ReadTop { logits, runs, top });
                 }
                 None => g.push(Op::ReadLogits { logits, first: done }),
             }
