@@ -2,9 +2,14 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#define khr 1
+#define nv 2
+#if CONVERSION == nv
+#extension GL_NV_cooperative_matrix2 : require
+#endif
 #include "common.glsl"
 #include "kv.glsl"
-#include "reduce.glsl"
+#include "order_key.glsl"
 #include "tanh.glsl"
 // flash_attn on matrix units (VK_KHR_cooperative_matrix), for many rows. See there for what is computed,
 // the order of rows, splits and windows; push constants and bindings are the same.
@@ -18,8 +23,9 @@
 //   would pass 2^LIMIT, then to 2^LIFT below that maximum, and the row's sums shrink. So only few tiles
 //   need maxima over whole rows.
 //   l, the sum of weights, is kept per element and added up over the row at the end.
-//   P must become an A operand. If A has the elements where an accumulator has them (NVIDIA), they are
-//   copied, else they go through shared memory; the coordinates tell which.
+//   P must become an A operand. CONVERSION nv: there is an instruction (VK_NV_cooperative_matrix2).
+//   CONVERSION khr: if A has its elements where an accumulator has them, they are copied, else they go
+//   through shared memory; the coordinates tell which.
 // Keys and values, as f16, go to shared memory a tile at a time; the next half tile's loads run while
 // this one is multiplied.
 //
@@ -27,7 +33,7 @@
 //   6 HAS_SOFTCAP, 7 MM, 8 MN: a matrix product is MM x MN x MN (multiples of 8), 9 SUBGROUPS, all full,
 //   10 ROW_BLOCKS: matrices below each other of a subgroup, 11 BC: keys of a tile, a multiple of MN,
 //   12 Q_IN_REGISTERS, else in shared memory, 13 ONE_TILE: keys and values take turns in the same shared
-//   memory, 14 FETCH_AHEAD, 15 P_IN_REGISTERS: if layouts allow, 16 LOCKSTEP: a subgroup's lanes run in
+//   memory, 14 FETCH_AHEAD, 15 P_IN_REGISTERS (khr): if layouts allow, 16 LOCKSTEP: a subgroup's lanes run in
 //   step, see sync_subgroup. src/exec/attention.rs chooses them.
 // Grid: as flash_attn, with BR = SUBGROUPS * ROW_BLOCKS * MM.
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -58,18 +64,13 @@ layout(push_constant, scalar) uniform Push {
     uint _pad;
 } p;
 layout(binding = 0, std430) readonly buffer Q { vec4 q[]; };
-layout(binding = 1, std430) readonly buffer KV4 { vec4 k_v4[]; };
 layout(binding = 1, std430) readonly buffer KU4 { uvec4 k_u4[]; };
 layout(binding = 1, scalar) readonly buffer KU16 { uint16_t k_u16[]; };
-layout(binding = 2, std430) readonly buffer VV4 { vec4 v_v4[]; };
 layout(binding = 2, std430) readonly buffer VU4 { uvec4 v_u4[]; };
 layout(binding = 2, scalar) readonly buffer VU16 { uint16_t v_u16[]; };
 layout(binding = 3, scalar) readonly buffer Positions { uint positions[]; };
 layout(binding = 4, std430) writeonly buffer Out { vec4 result[]; };
 layout(binding = 5, scalar) writeonly buffer Partial { float partial[]; };
-
-KV_DECODER(k_decode, K_TYPE, k_v4, k_u4, k_u16)
-KV_DECODER(v_decode, V_TYPE, v_v4, v_u4, v_u16)
 
 const uint THREADS = gl_WorkGroupSize.x;
 const uint LANES = THREADS / SUBGROUPS;
@@ -100,8 +101,11 @@ const uint Q_AT = Q_IN_REGISTERS != 0 ? 0 : TILE_END;
 const uint Q_TURNS = Q_IN_REGISTERS != 0 ? (SUBGROUPS * Q_UNITS + TILE_END - 1) / TILE_END : 1;
 const uint Q_ROOM = TILE_END / Q_UNITS;
 shared uvec4 tile[Q_IN_REGISTERS != 0 ? TILE_END : TILE_END + BR * K_STRIDE];
+#if CONVERSION == khr
 shared float16_t weight_stage[SUBGROUPS * MM * MN];
+#endif
 shared float coordinates[MM * MN]; // row * MN + column
+shared uint row_at[BR]; // token * n_head + head
 shared uint row_position[BR];
 shared uint row_key[BR];     // a maximum, as order_key; of q, as bits
 shared float row_max[BR];    // m
@@ -128,13 +132,17 @@ Sums l[ROW_BLOCKS];
 uint first_row;   // of the workgroup
 uint n_rows;      // of the kv head
 uint group;       // heads that share the kv head
+#if CONVERSION == khr
 bool same_layout; // accumulators and A operands have their elements in the same places
+#endif
 bool has_factors; // some row of the subgroup has one
 
 // What a thread has fetched of a tile of keys or values.
 const uint K_EACH = (BC * K_UNITS + THREADS - 1) / THREADS;
 const uint V_EACH = (BC * V_UNITS + THREADS - 1) / THREADS;
-uvec4 fetched[K_EACH > V_EACH ? K_EACH : V_EACH];
+const uint EACH = K_EACH > V_EACH ? K_EACH : V_EACH;
+uvec4 fetched[EACH]; // 8 values f16, or 16 bits of what kv_unpack8 takes in each component
+uint fetched_scale[EACH];
 
 const bool KEYS = false;
 const bool VALUES = true;
@@ -145,20 +153,32 @@ uvec4 halves(vec4 lo, vec4 hi) {
     return uvec4(packHalf2x16(lo.xy), packHalf2x16(lo.zw), packHalf2x16(hi.xy), packHalf2x16(hi.zw));
 }
 
-uvec4 cached(bool values, uint cell, uint d8) {
+// Unit d8 of a cell as it is in the cache.
+uvec4 load_unit(bool values, uint cell, uint d8, out uint scale) {
     uint row = cell * p.n_kv_head + gl_WorkGroupID.y;
     uint type = values ? V_TYPE : K_TYPE;
     uint head = values ? HEAD_V : HEAD_K;
     if (type == KV_F16) {
+        scale = 0;
         uint at = row * (head / 8) + d8;
         return values ? v_u4[at] : k_u4[at];
     }
-    vec4 lo, hi;
+    uvec2 at = kv_place8(type, row * kv_row_bytes(type, head), d8 * 8);
     if (values) {
-        v_decode(row * kv_row_bytes(type, head), d8 * 8, lo, hi);
-    } else {
-        k_decode(row * kv_row_bytes(type, head), d8 * 8, lo, hi);
+        scale = uint(v_u16[at.x]);
+        return uvec4(uint(v_u16[at.y]), uint(v_u16[at.y + 1]), uint(v_u16[at.y + 2]), uint(v_u16[at.y + 3]));
     }
+    scale = uint(k_u16[at.x]);
+    return uvec4(uint(k_u16[at.y]), uint(k_u16[at.y + 1]), uint(k_u16[at.y + 2]), uint(k_u16[at.y + 3]));
+}
+
+// The same as 8 values f16.
+uvec4 decode_unit(uint type, uint d8, uvec4 unit, uint scale) {
+    if (type == KV_F16) {
+        return unit;
+    }
+    vec4 lo, hi;
+    kv_unpack8(type, d8 * 8, scale, unit, lo, hi);
     return halves(lo, hi);
 }
 
@@ -173,24 +193,27 @@ uvec2 place(uint i, uint units) {
     return uvec2(at / units, at % units);
 }
 
-// Cells from n_cells on hold nothing yet and count as zeros.
+// Only loads: what is computed from them would wait for them. Cells from n_cells on and units past the head
+// are read in bounds and thrown away.
 void fetch(bool values, uint first, uint n_cells) {
     uint units = values ? V_UNITS : K_UNITS;
     uint filled = (values ? HEAD_V : HEAD_K) / 8;
     [[unroll]] for (uint i = 0; i < (values ? V_EACH : K_EACH); ++i) {
         uvec2 at = place(i, units);
-        uint cell = first + at.x;
-        uvec4 unit = cached(values, min(cell, n_cells - 1), min(at.y, filled - 1));
-        fetched[i] = cell < n_cells && at.y < filled ? unit : uvec4(0);
+        fetched[i] = load_unit(values, min(first + at.x, n_cells - 1), min(at.y, filled - 1), fetched_scale[i]);
     }
 }
 
-void store_fetched(bool values) {
+// Cells from n_cells on hold nothing yet and count as zeros.
+void store_fetched(bool values, uint first, uint n_cells) {
     uint units = values ? V_UNITS : K_UNITS;
+    uint filled = (values ? HEAD_V : HEAD_K) / 8;
     [[unroll]] for (uint i = 0; i < (values ? V_EACH : K_EACH); ++i) {
         uvec2 at = place(i, units);
         if (BC * units % THREADS == 0 || at.x < BC) {
-            tile[(values ? V_AT + at.x * V_STRIDE : at.x * K_STRIDE) + at.y] = fetched[i];
+            bool there = first + at.x < n_cells && (filled == units || at.y < filled);
+            uvec4 unit = decode_unit(values ? V_TYPE : K_TYPE, at.y, fetched[i], fetched_scale[i]);
+            tile[(values ? V_AT + at.x * V_STRIDE : at.x * K_STRIDE) + at.y] = there ? unit : uvec4(0);
         }
     }
 }
@@ -209,21 +232,6 @@ void sync_subgroup() {
 // Row of the workgroup at which matrix r of this subgroup begins.
 uint first_of_block(uint r) { return gl_SubgroupID * SG_ROWS + r * MM; }
 
-// A lane's unit of those of block r from `first` on: which row of the block, which unit of it, and its 8
-// values. Rows past the last and units past the head are zeros.
-uvec2 query_unit(uint first, uint r, out vec4 lo, out vec4 hi) {
-    uint at = first + gl_SubgroupInvocationID;
-    uvec2 to = uvec2(at / K_UNITS, at % K_UNITS);
-    uint row = first_row + first_of_block(r) + to.x;
-    uint known = min(row, n_rows - 1);
-    uint from = (known / group * p.n_head + gl_WorkGroupID.y * group + known % group) * (HEAD_K / 4)
-        + min(to.y, HEAD_K / 8 - 1) * 2;
-    bool there = row < n_rows && to.y < HEAD_K / 8;
-    lo = there ? q[from] : vec4(0.0);
-    hi = there ? q[from + 1] : vec4(0.0);
-    return to;
-}
-
 // The power of two that a row with this largest value (as bits) is divided by: 0 for most.
 int row_exponent(uint largest) {
     int e = clamp(int(largest >> 23) - 127, -40, 126);
@@ -232,36 +240,47 @@ int row_exponent(uint largest) {
 
 float power_of_2(int e) { return uintBitsToFloat(uint(e + 127) << 23); }
 
-// Units that a lane loads before it uses the first.
-const uint Q_BATCH = 4;
+// Rows of q that a lane has its units of at a time, and how many units those are.
+const uint Q_FIT = 8 * LANES / K_UNITS;
+const uint Q_ROWS = Q_FIT < 1 ? 1 : (Q_FIT < MM ? Q_FIT : MM);
+const uint Q_EACH = (Q_ROWS * K_UNITS + LANES - 1) / LANES;
+
+// `count` rows from `row` of the workgroup on as f16, in shared memory from `at` on. Rows past the last and
+// units past the head are zeros.
+void stage_rows(uint row, uint count, uint at) {
+    vec4 held[Q_EACH][2];
+    [[unroll]] for (uint i = 0; i < Q_EACH; ++i) {
+        uint unit = gl_SubgroupInvocationID + i * LANES;
+        uint from = row_at[min(row + unit / K_UNITS, BR - 1)] * (HEAD_K / 4) + min(unit % K_UNITS, HEAD_K / 8 - 1) * 2;
+        held[i][0] = q[from];
+        held[i][1] = q[from + 1];
+    }
+    [[unroll]] for (uint i = 0; i < Q_EACH; ++i) {
+        uint unit = gl_SubgroupInvocationID + i * LANES;
+        uint to = row + unit / K_UNITS;
+        bool there = first_row + to < n_rows && unit % K_UNITS < HEAD_K / 8;
+        held[i][0] = there ? held[i][0] : vec4(0.0);
+        held[i][1] = there ? held[i][1] : vec4(0.0);
+        vec4 most = max(abs(held[i][0]), abs(held[i][1]));
+        if (unit / K_UNITS < count) {
+            atomicMax(row_key[to], floatBitsToUint(max(max(most.x, most.y), max(most.z, most.w))));
+        }
+    }
+    sync_subgroup();
+    [[unroll]] for (uint i = 0; i < Q_EACH; ++i) {
+        uint unit = gl_SubgroupInvocationID + i * LANES;
+        if (unit / K_UNITS < count) {
+            float inverse = power_of_2(-row_exponent(row_key[row + unit / K_UNITS]));
+            tile[at + unit / K_UNITS * K_STRIDE + unit % K_UNITS] = halves(held[i][0] * inverse, held[i][1] * inverse);
+        }
+    }
+}
 
 // The rows of block r as f16, in shared memory from `at` on.
 void stage_queries(uint r, uint at) {
     uint base = first_of_block(r);
-    for (uint row = gl_SubgroupInvocationID; row < MM; row += LANES) {
-        row_key[base + row] = 0;
-    }
-    sync_subgroup();
-    [[dont_unroll]] for (uint first = 0; first < MM * K_UNITS; first += Q_BATCH * LANES) {
-        [[unroll]] for (uint i = 0; i < Q_BATCH; ++i) {
-            vec4 lo, hi;
-            uvec2 to = query_unit(first + i * LANES, r, lo, hi);
-            vec4 most = max(abs(lo), abs(hi));
-            if (to.x < MM) {
-                atomicMax(row_key[base + to.x], floatBitsToUint(max(max(most.x, most.y), max(most.z, most.w))));
-            }
-        }
-    }
-    sync_subgroup();
-    [[dont_unroll]] for (uint first = 0; first < MM * K_UNITS; first += Q_BATCH * LANES) {
-        [[unroll]] for (uint i = 0; i < Q_BATCH; ++i) {
-            vec4 lo, hi;
-            uvec2 to = query_unit(first + i * LANES, r, lo, hi);
-            if (to.x < MM) {
-                float inverse = power_of_2(-row_exponent(row_key[base + to.x]));
-                tile[at + to.x * K_STRIDE + to.y] = halves(lo * inverse, hi * inverse);
-            }
-        }
+    [[dont_unroll]] for (uint row = 0; row < MM; row += Q_ROWS) {
+        stage_rows(base + row, min(Q_ROWS, MM - row), at + row * K_STRIDE);
     }
     uint factors = 0;
     for (uint row = gl_SubgroupInvocationID; row < MM; row += LANES) {
@@ -278,12 +297,10 @@ void load_queries() {
     has_factors = false;
     [[unroll]] for (uint r = 0; r < ROW_BLOCKS; ++r) {
         for (uint turn = 0; turn < Q_TURNS; ++turn) {
-            if (Q_IN_REGISTERS == 0) {
-                stage_queries(r, Q_AT + first_of_block(r) * K_STRIDE);
-            } else if (gl_SubgroupID / Q_ROOM == turn) {
-                uint at = gl_SubgroupID % Q_ROOM * Q_UNITS;
+            if (Q_IN_REGISTERS == 0 || gl_SubgroupID / Q_ROOM == turn) {
+                uint at = Q_IN_REGISTERS != 0 ? gl_SubgroupID % Q_ROOM * Q_UNITS : Q_AT + first_of_block(r) * K_STRIDE;
                 stage_queries(r, at);
-                [[unroll]] for (uint d = 0; d < K_BLOCKS; ++d) {
+                [[unroll]] for (uint d = 0; d < (Q_IN_REGISTERS != 0 ? K_BLOCKS : 0); ++d) {
                     coopMatLoad(query[r][d], tile, at + d * (MN / 8), K_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
                 }
             }
@@ -294,6 +311,7 @@ void load_queries() {
     }
 }
 
+#if CONVERSION == khr
 // Do the elements of an A operand lie where those of an accumulator do?
 void compare_layouts() {
     same_layout = false;
@@ -314,14 +332,18 @@ void compare_layouts() {
         same_layout = subgroupAnd(uint(same)) != 0;
     }
 }
+#endif
 
 void start_rows() {
     for (uint i = gl_LocalInvocationID.x; i < MM * MN; i += THREADS) {
         coordinates[i] = float(i);
     }
     for (uint i = gl_LocalInvocationID.x; i < BR; i += THREADS) {
-        row_position[i] = positions[min(first_row + i, n_rows - 1) / group];
+        uint row = min(first_row + i, n_rows - 1);
+        row_at[i] = row / group * p.n_head + gl_WorkGroupID.y * group + row % group;
+        row_position[i] = positions[row / group];
         row_max[i] = NOTHING_SEEN;
+        row_key[i] = 0;
     }
     [[unroll]] for (uint r = 0; r < ROW_BLOCKS; ++r) {
         m[r] = Sums(NOTHING_SEEN);
@@ -444,7 +466,14 @@ void soften(uint r) {
     }
 }
 
-// Weights as A operands. Two at a time, so that they are converted into one register.
+#if CONVERSION == nv
+void to_operands(uint r) {
+    [[unroll]] for (uint j = 0; j < KEY_BLOCKS; ++j) {
+        weight[r][j] = Left(score[r][j]);
+    }
+}
+#else
+// Two at a time, so that they are converted into one register.
 void copy_weights(uint r) {
     [[unroll]] for (uint j = 0; j < KEY_BLOCKS; ++j) {
         uint last = min(score[r][j].length(), weight[r][j].length()) - 1;
@@ -471,6 +500,15 @@ void carry_weights(uint r) {
     }
 }
 
+void to_operands(uint r) {
+    if (same_layout) {
+        copy_weights(r);
+    } else {
+        carry_weights(r);
+    }
+}
+#endif
+
 // The weights of a tile, from its keys.
 void weigh(uint first, bool masked) {
     multiply_keys();
@@ -479,11 +517,7 @@ void weigh(uint first, bool masked) {
             adjust_scores(r, first, masked);
         }
         soften(r);
-        if (same_layout) {
-            copy_weights(r);
-        } else {
-            carry_weights(r);
-        }
+        to_operands(r);
     }
 }
 
@@ -514,14 +548,12 @@ void sum_rows(uint r, uint at) {
 
 // Four results of a row.
 void store_results(uint block_row, uint d, vec4 sums) {
-    uint row = first_row + block_row;
-    uint head = gl_WorkGroupID.y * group + row % group;
-    uint at = row / group * p.n_head + head;
+    uint at = row_at[block_row];
     float most = row_max[block_row];
     float sum = row_factor[block_row];
     if (p.n_splits == 1) {
         if (HAS_SINKS != 0) {
-            sum += exp2(F32s(p.sinks).f[head] * LOG2_E - most);
+            sum += exp2(F32s(p.sinks).f[at % p.n_head] * LOG2_E - most);
         }
         result[(at * HEAD_V + d) / 4] = sums / sum;
         return;
@@ -597,7 +629,9 @@ void main() {
     }
     start_rows();
     barrier();
+#if CONVERSION == khr
     compare_layouts();
+#endif
     load_queries();
     uint sg_first = row_position[first_of_block(0)];
     uint sg_last = row_position[first_of_block(0) + SG_ROWS - 1];
@@ -609,7 +643,7 @@ void main() {
         if (FETCH_AHEAD == 0) {
             fetch(KEYS, first, n_cells);
         }
-        store_fetched(KEYS);
+        store_fetched(KEYS, first, n_cells);
         barrier();
         if (FETCH_AHEAD != 0) {
             fetch(VALUES, first, n_cells);
@@ -623,7 +657,7 @@ void main() {
         if (ONE_TILE != 0) {
             barrier();
         }
-        store_fetched(VALUES);
+        store_fetched(VALUES, first, n_cells);
         barrier();
         if (FETCH_AHEAD != 0) {
             fetch(KEYS, first + BC, n_cells);

@@ -207,25 +207,42 @@ uint matrix_row(uint warp_m, uint i) {
 // all subgroups busy.
 uint matrix_column(uint warp_n, uint j) { return (j * WARPS_N + warp_n) * MN; }
 
-// Adds the products of a step. Lists often end in tiles with few columns: there the empty matrices are
-// skipped. Elsewhere code without branches is worth more, for loads run ahead of products in it.
-void multiply(uint w_at, uint n_columns, uint warp_m, uint warp_n) {
+// Adds the products of a step with the first n of the subgroup's columns of matrices.
+void multiply(uint w_at, uint n, uint warp_m, uint warp_n) {
     [[unroll]] for (uint kk = 0; kk < TK; kk++) {
         coopmat<float16_t, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA> w[TM];
         [[unroll]] for (uint i = 0; i < TM; i++) {
             coopMatLoad(w[i], tile, w_at + matrix_row(warp_m, i) * STRIDE + kk * (MK / 8), STRIDE,
                 gl_CooperativeMatrixLayoutRowMajor);
         }
-        [[unroll]] for (uint j = 0; j < TN; j++) {
-            if (GROUPED == 0 || matrix_column(warp_n, j) < n_columns) {
-                coopmat<float16_t, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB> v;
-                coopMatLoad(v, tile, w_at + W_QUADS + matrix_column(warp_n, j) * STRIDE + kk * (MK / 8), STRIDE,
-                    gl_CooperativeMatrixLayoutColumnMajor);
-                [[unroll]] for (uint i = 0; i < TM; i++) {
-                    sum[i][j] = coopMatMulAdd(w[i], v, sum[i][j]);
-                }
+        [[unroll]] for (uint j = 0; j < n; j++) {
+            coopmat<float16_t, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB> v;
+            coopMatLoad(v, tile, w_at + W_QUADS + matrix_column(warp_n, j) * STRIDE + kk * (MK / 8), STRIDE,
+                gl_CooperativeMatrixLayoutColumnMajor);
+            [[unroll]] for (uint i = 0; i < TM; i++) {
+                sum[i][j] = coopMatMulAdd(w[i], v, sum[i][j]);
             }
         }
+    }
+}
+
+// All steps, with the first n of each subgroup's columns of matrices; n is a constant.
+void multiply_all(uint n, uint warp_m, uint warp_n) {
+    uint stage = 0;
+    uint n_units = row_units(p.k);
+    for (uint u0 = 0; u0 < n_units; u0 += ROW_STEP) {
+        uint next = u0 + ROW_STEP;
+        fetch(next);
+        multiply(stage * STAGE_QUADS, n, warp_m, warp_n);
+        decode_fetched(next);
+        if (STAGES == 1) {
+            barrier();
+        }
+        if (next < n_units) {
+            stage = (stage + 1) % STAGES;
+            store_fetched(stage);
+        }
+        barrier();
     }
 }
 
@@ -309,21 +326,15 @@ void main() {
     decode_fetched(0);
     store_fetched(0);
     barrier();
-    uint stage = 0;
-    uint n_units = row_units(p.k);
-    for (uint u0 = 0; u0 < n_units; u0 += ROW_STEP) {
-        uint next = u0 + ROW_STEP;
-        fetch(next);
-        multiply(stage * STAGE_QUADS, n_columns, warp_m, warp_n);
-        decode_fetched(next);
-        if (STAGES == 1) {
-            barrier();
-        }
-        if (next < n_units) {
-            stage = (stage + 1) % STAGES;
-            store_fetched(stage);
-        }
-        barrier();
+    // Lists often end in tiles with few columns. The branch is around all steps: within them it would keep
+    // loads from running ahead of products.
+    uint n_active = (n_columns / MN + WARPS_N - 1) / WARPS_N;
+    if (GROUPED != 0 && TN >= 4 && n_active <= TN / 4) {
+        multiply_all(TN / 4, warp_m, warp_n);
+    } else if (GROUPED != 0 && TN >= 2 && n_active <= TN / 2) {
+        multiply_all(TN / 2, warp_m, warp_n);
+    } else {
+        multiply_all(TN, warp_m, warp_n);
     }
 
     // Column by column of matrices. Only the stores of matrices are unrolled: with all of it unrolled, the

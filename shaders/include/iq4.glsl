@@ -23,11 +23,13 @@ vec4 iq4_values(uint q) {
 uvec4 iq4_bytes(uvec4 q) {
     const uvec4 VALUES = uvec4(0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535);
     uvec4 bytes = uvec4(0);
-    [[unroll]] for (uint i = 0; i < 16; i++) {
-        uint n = q[i / 4] >> (i % 4 * 8);
-        uvec2 half8 = (n & 8) == 0 ? VALUES.xy : VALUES.zw;
-        uint four = (n & 4) == 0 ? half8.x : half8.y;
-        bytes[i / 4] |= ((four >> ((n & 3) * 8)) & 255) << (i % 4 * 8);
+    [[unroll]] for (uint shift = 0; shift < 32; shift += 8) {
+        uvec4 n = q >> shift;
+        bvec4 odd = notEqual(n & 4, uvec4(0));
+        uvec4 low = mix(uvec4(VALUES.x), uvec4(VALUES.y), odd);
+        uvec4 high = mix(uvec4(VALUES.z), uvec4(VALUES.w), odd);
+        uvec4 four = mix(low, high, notEqual(n & 8, uvec4(0)));
+        bytes |= ((four >> ((n & 3) * 8)) & 255) << shift;
     }
     return bytes;
 }

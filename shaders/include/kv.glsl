@@ -36,6 +36,26 @@ vec4 kv_int4(uint word) {
     return vec4(word & 15, (word >> 8) & 15, (word >> 16) & 15, (word >> 24) & 15) - 8.0;
 }
 
+// Where values i .. i+7 (i a multiple of 8) of the row at a byte are, in units of 16 bits: the scale of their
+// block, and four units with the values, for kv_unpack8.
+uvec2 kv_place8(uint type, uint row_byte, uint i) {
+    bool q8 = type == KV_Q8_0;
+    uint block = row_byte / 2 + i / KV_BLOCK * (q8 ? 17 : 9);
+    return uvec2(block, block + 1 + (q8 ? i % KV_BLOCK : i % 16) / 2);
+}
+
+void kv_unpack8(uint type, uint i, uint scale, uvec4 w, out vec4 lo, out vec4 hi) {
+    float d = kv_half(scale);
+    if (type == KV_Q8_0) {
+        lo = d * kv_int8(w.x, w.y);
+        hi = d * kv_int8(w.z, w.w);
+    } else {
+        uint half_shift = i % KV_BLOCK / 16 * 4;
+        lo = d * kv_int4((w.x | w.y << 16) >> half_shift);
+        hi = d * kv_int4((w.z | w.w << 16) >> half_shift);
+    }
+}
+
 // Defines NAME(row_byte, i, out lo, out hi): values i .. i+7 (i a multiple of 8) of the row at a byte.
 // TYPE is a specialization constant. The buffer is bound three times, as vec4 V4[], uvec4 U4[] (16 bytes
 // wide for aligned types) and uint16_t U16[].
@@ -49,18 +69,10 @@ vec4 kv_int4(uint word) {
             uvec4 w = U4[row_byte / 16 + i / 8];                                                           \
             lo = vec4(unpackHalf2x16(w.x), unpackHalf2x16(w.y));                                           \
             hi = vec4(unpackHalf2x16(w.z), unpackHalf2x16(w.w));                                           \
-        } else if (TYPE == KV_Q8_0) {                                                                      \
-            uint block = row_byte / 2 + i / KV_BLOCK * 17;                                                 \
-            uint at = block + 1 + i % KV_BLOCK / 2;                                                        \
-            float d = kv_half(uint(U16[block]));                                                           \
-            lo = d * kv_int8(uint(U16[at]), uint(U16[at + 1]));                                            \
-            hi = d * kv_int8(uint(U16[at + 2]), uint(U16[at + 3]));                                        \
         } else {                                                                                           \
-            uint block = row_byte / 2 + i / KV_BLOCK * 9;                                                  \
-            uint at = block + 1 + i % 16 / 2;                                                              \
-            uint half_shift = i % KV_BLOCK / 16 * 4;                                                       \
-            float d = kv_half(uint(U16[block]));                                                           \
-            lo = d * kv_int4((uint(U16[at]) | uint(U16[at + 1]) << 16) >> half_shift);                     \
-            hi = d * kv_int4((uint(U16[at + 2]) | uint(U16[at + 3]) << 16) >> half_shift);                 \
+            uvec2 at = kv_place8(TYPE, row_byte, i);                                                       \
+            uvec2 low = uvec2(uint(U16[at.y]), uint(U16[at.y + 1]));                                       \
+            uvec2 high = uvec2(uint(U16[at.y + 2]), uint(U16[at.y + 3]));                                  \
+            kv_unpack8(TYPE, i, uint(U16[at.x]), uvec4(low, high), lo, hi);                                \
         }                                                                                                  \
     }

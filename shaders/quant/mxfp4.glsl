@@ -58,11 +58,11 @@ void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
     scale = vec2(uintBitsToFloat(e < 2 ? 0x00200000 << e : (e - 1) << 23), 0.0);
     uvec4 nibbles = uvec4(load8_align1(block + 1), load8_align1(block + 9)) >> ((k & 16) >> 2);
     q = uvec4(0);
-    [[unroll]] for (uint i = 0; i < 16; i++) {
-        uint n = nibbles[i / 4] >> (i % 4 * 8);
-        uint four = (n & 4) == 0 ? 0x03020100 : 0x0c080604;
-        uint magnitude = (four >> ((n & 3) * 8)) & 15;
-        q[i / 4] |= ((n & 8) == 0 ? magnitude : (256 - magnitude) & 255) << (i % 4 * 8);
+    [[unroll]] for (uint shift = 0; shift < 32; shift += 8) {
+        uvec4 n = nibbles >> shift;
+        uvec4 four = mix(uvec4(0x03020100), uvec4(0x0c080604), notEqual(n & 4, uvec4(0)));
+        uvec4 magnitude = (four >> ((n & 3) * 8)) & 15;
+        q |= (mix(magnitude, 256 - magnitude, notEqual(n & 8, uvec4(0))) & 255) << shift;
     }
 }
 #endif

@@ -3,7 +3,7 @@
 
 use super::kernels::KernelKey;
 use super::kv::KvType;
-use crate::push::{FlashAttn, FlashAttnCm};
+use crate::push::{FlashAttn, FlashAttnCm, PushConstants};
 use crate::vk::{DeviceInfo, DeviceKind};
 use std::fmt;
 
@@ -89,16 +89,27 @@ pub struct MatrixSizes {
     /// Whether the next loads run while products do.
     pub ahead: bool,
     /// How weights become operands.
-    pub weights: Held,
+    pub weights: Weights,
 }
 
-/// Where something lies between its uses.
+/// Where something stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Held {
-    /// In registers; weights only where the layouts of matrices allow it, which the kernel finds out.
+    /// In registers.
     Registers,
     /// In shared memory.
     Shared,
+}
+
+/// How sums of a product, the weights, become an operand of the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Weights {
+    /// By an instruction of VK_NV_cooperative_matrix2; on devices without it as `Copied`.
+    Converted,
+    /// Within registers, if the kernel finds that layouts allow it, else as `Carried`.
+    Copied,
+    /// Through shared memory.
+    Carried,
 }
 
 impl AttentionShape {
@@ -158,17 +169,23 @@ impl AttentionTile {
         };
         let softcap = u32::from(kind.softcap);
         let spec = [heads.as_slice(), &[k, v, sinks, softcap], &m.spec()];
-        KernelKey::new::<FlashAttnCm>(&spec.concat())
+        let module = format!("{}.{}", FlashAttnCm::SHADER, m.variant());
+        KernelKey { module, spec: spec.concat() }
     }
 }
 
 impl MatrixAttention {
     fn spec(self) -> [u32; 10] {
-        let in_registers = |held| u32::from(held == Held::Registers);
         let ([m, n], of) = (self.shape, self.sizes);
-        let (queries, weights) = (in_registers(of.queries), in_registers(of.weights));
+        let queries = u32::from(of.queries == Held::Registers);
+        let weights = u32::from(of.weights == Weights::Copied);
         let [turns, ahead, lockstep] = [of.turns, of.ahead, self.lockstep].map(u32::from);
         [m, n, of.subgroups, of.row_blocks, of.keys, queries, turns, ahead, weights, lockstep]
+    }
+
+    /// Of the module.
+    fn variant(self) -> &'static str {
+        if self.sizes.weights == Weights::Converted { "nv" } else { "khr" }
     }
 
     /// Rows of a workgroup.
@@ -197,7 +214,7 @@ impl MatrixAttention {
             Held::Shared => self.rows() * self.row_units(shape.head_k),
         };
         let (stage, coordinates) = (of.subgroups * m * n * 2, m * n * 4);
-        (self.tile_units(shape) + queries) * 16 + stage + coordinates + self.rows() * 16
+        (self.tile_units(shape) + queries) * 16 + stage + coordinates + self.rows() * 20
     }
 
     /// Registers that an invocation of a subgroup needs, about: what lives through the loop over keys.
@@ -217,7 +234,7 @@ impl MatrixAttention {
     }
 }
 
-/// Sizes with the next loads ahead and weights in registers.
+/// Sizes with the next loads ahead.
 pub(super) const fn sizes(
     row_blocks: u32,
     subgroups: u32,
@@ -225,7 +242,7 @@ pub(super) const fn sizes(
     queries: Held,
     turns: bool,
 ) -> MatrixSizes {
-    let weights = Held::Registers;
+    let weights = Weights::Converted;
     MatrixSizes { row_blocks, subgroups, keys, queries, turns, ahead: true, weights }
 }
 
@@ -259,6 +276,8 @@ pub struct AttentionUnits {
     shared_bytes: u32,
     max_invocations: u32,
     registers: u32,
+    /// Whether sums convert to operands.
+    converts: bool,
     cpu: bool,
     sizes: &'static [MatrixSizes],
 }
@@ -275,6 +294,7 @@ impl AttentionUnits {
             shared_bytes: info.limits.shared_bytes,
             max_invocations: info.limits.workgroup_invocations,
             registers: if cpu { u32::MAX } else { REGISTERS },
+            converts: info.optional.cooperative_matrix2.conversions,
             cpu,
             sizes: if cpu { CPU_SIZES } else { GPU_SIZES },
         })
@@ -312,7 +332,10 @@ impl AttentionUnits {
     }
 
     /// The tile of these sizes.
-    pub fn tile(self, sizes: MatrixSizes) -> AttentionTile {
+    pub fn tile(self, mut sizes: MatrixSizes) -> AttentionTile {
+        if sizes.weights == Weights::Converted && !self.converts {
+            sizes.weights = Weights::Copied;
+        }
         let matrix = MatrixAttention { shape: self.shape, sizes, lockstep: self.cpu };
         AttentionTile {
             rows: matrix.rows(),
@@ -346,7 +369,8 @@ impl fmt::Display for AttentionTile {
             (of.queries == Held::Shared, "q in shared memory"),
             (of.turns, "keys and values in turn"),
             (!of.ahead, "no loads ahead"),
-            (of.weights == Held::Shared, "weights through shared memory"),
+            (of.weights == Weights::Copied, "weights copied"),
+            (of.weights == Weights::Carried, "weights through shared memory"),
         ];
         notes.iter().filter(|(is, _)| *is).try_for_each(|(_, note)| write!(f, ", {note}"))
     }
@@ -393,6 +417,7 @@ mod tests {
             shared_bytes,
             max_invocations: 1024,
             registers: REGISTERS,
+            converts: true,
             cpu: false,
             sizes: GPU_SIZES,
         }

@@ -1,7 +1,8 @@
 //! Sizes that a device might do better with than with those of its table: what `vkmoe bench --ops
 //! --tiles` tries, and where entries of [`Tuning`]'s tables come from.
 
-use super::attention::{Held, MatrixSizes, sizes};
+use super::attention::{Held, MatrixSizes, Weights, sizes};
+use super::decode_attention::DecodeAttention;
 use super::int8::{self, Int8Products};
 use super::mat_vec::MatVecSizes;
 use super::matrix::{MatrixTile, tile};
@@ -33,6 +34,8 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
     let tiles = mul_mat_tiles(info.kind).into_iter().filter(|tile| fits(tile, info));
     others.extend(tiles.map(|tile| with(&|t| t.set_mul_mat(tile))));
     others.extend(mat_vec_sizes(tuning.mat_vec).map(|sizes| with(&|t| t.mat_vec = sizes)));
+    let decode = decode_attention_sizes(tuning.decode_attention);
+    others.extend(decode.map(|sizes| with(&|t| t.decode_attention = sizes)));
     others.push(with(&|t| (t.matrix, t.int8) = (None, None)));
     others.retain(|other| other != tuning);
     others
@@ -83,19 +86,35 @@ const ATTENTION_SHAPES: [[u32; 3]; 9] = [
 ];
 
 /// Sizes of attention on matrix units: every shape with queries in registers or not, with shared memory for
-/// keys and values each or in turn, with loads ahead or not.
-static ATTENTION_SIZES: [MatrixSizes; 8 * ATTENTION_SHAPES.len()] = {
-    let mut all = [sizes(0, 0, 0, Held::Shared, false); 8 * ATTENTION_SHAPES.len()];
+/// keys and values each or in turn, with loads ahead or not, with weights converted or copied.
+static ATTENTION_SIZES: [MatrixSizes; 16 * ATTENTION_SHAPES.len()] = {
+    let mut all = [sizes(0, 0, 0, Held::Shared, false); 16 * ATTENTION_SHAPES.len()];
     let mut i = 0;
     while i < all.len() {
-        let [row_blocks, subgroups, keys] = ATTENTION_SHAPES[i / 8];
+        let [row_blocks, subgroups, keys] = ATTENTION_SHAPES[i / 16];
         let queries = if i % 2 == 0 { Held::Registers } else { Held::Shared };
         all[i] = sizes(row_blocks, subgroups, keys, queries, i / 2 % 2 == 1);
         all[i].ahead = i / 4 % 2 == 0;
+        all[i].weights = if i / 8 % 2 == 0 { Weights::Converted } else { Weights::Copied };
         i += 1;
     }
     all
 };
+
+/// Sizes of attention for few tokens that differ from the chosen ones in one thing.
+fn decode_attention_sizes(chosen: DecodeAttention) -> impl Iterator<Item = DecodeAttention> {
+    let DecodeAttention { subgroups, rows, keys, enough, .. } = chosen;
+    let others = [
+        DecodeAttention { subgroups: (subgroups / 2).max(1), ..chosen },
+        DecodeAttention { rows: (rows / 2).max(1), ..chosen },
+        DecodeAttention { rows: rows * 2, ..chosen },
+        DecodeAttention { keys: (keys / 2).max(1), ..chosen },
+        DecodeAttention { keys: keys * 2, ..chosen },
+        DecodeAttention { enough: enough * 2, ..chosen },
+        DecodeAttention { enough: enough * 4, ..chosen },
+    ];
+    others.into_iter().filter(move |other| *other != chosen)
+}
 
 /// Sizes for few rows of x that differ from the chosen ones in one thing.
 fn mat_vec_sizes(chosen: MatVecSizes) -> impl Iterator<Item = MatVecSizes> {

@@ -135,6 +135,18 @@ fn few(t: &Tuning) -> Vec<Choice> {
 
 fn attention(t: &Tuning, n_tokens: u32) -> Choice {
     let shape = AttentionShape { head_k: HEAD, head_v: HEAD, rows: n_tokens * HEADS };
+    let rows = format!("tokens: {n_tokens} (heads of {HEAD}, cache f16)");
+    let few = t.decode_attention.tile(shape, n_tokens).filter(|_| n_tokens == 1);
+    if let Some(v) = few {
+        return Choice {
+            op: "attention",
+            rows,
+            kernel: "flash_decode".into(),
+            tile: format!("{} rows, {} subgroups, {} keys ahead", v.rows, v.subgroups, v.keys),
+            workgroup: v.local,
+            why: "as fast as the cache is read".into(),
+        };
+    }
     let tile = t.attention(shape, KvType::F16, KvType::F16);
     let (kernel, why) = match (tile.matrix, t.attention_units) {
         (Some(_), _) => ("flash_attn_cm", "matrix units for f16"),
@@ -143,7 +155,7 @@ fn attention(t: &Tuning, n_tokens: u32) -> Choice {
     };
     Choice {
         op: "attention",
-        rows: format!("tokens: {n_tokens} (heads of {HEAD}, cache f16)"),
+        rows,
         kernel: kernel.into(),
         tile: tile.to_string(),
         workgroup: tile.local_size,

@@ -69,7 +69,7 @@ impl DecodeAttention {
             _ => {
                 let threads = info.limits.workgroup_invocations.min(256);
                 let subgroups = (threads / subgroup).max(1);
-                DecodeAttention { subgroup, subgroups, rows: 8, keys: 4, enough: 132 }
+                DecodeAttention { subgroup, subgroups, rows: 4, keys: 1, enough: 264 }
             }
         }
     }

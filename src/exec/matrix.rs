@@ -2,8 +2,8 @@
 
 use crate::vk::{DeviceInfo, DeviceKind};
 
-/// Workgroups that keep a large GPU busy: two for each of its units.
-const ENOUGH_WORKGROUPS: u64 = 256;
+/// Workgroups that keep a large GPU busy: about one for each of its units (H200: 132).
+const ENOUGH_WORKGROUPS: u64 = 120;
 /// What a row takes of shared memory for a step, in units of 16 bytes: its elements, and one of padding.
 const fn row_quads(bk: u32) -> u32 {
     bk / 8 + 1
@@ -39,13 +39,13 @@ pub(super) const fn tile(
 
 /// Of a GPU, larger first.
 const GPU_TILES: &[MatrixTile] = &[
-    tile(128, 128, 32, 4, 2, 2),
-    tile(128, 64, 32, 4, 2, 2),
-    tile(64, 64, 32, 2, 2, 2),
-    tile(64, 32, 32, 2, 1, 2),
+    tile(128, 128, 64, 2, 2, 1),
+    tile(128, 128, 32, 2, 2, 1),
+    tile(64, 64, 64, 2, 2, 1),
+    tile(64, 32, 64, 2, 1, 1),
 ];
 /// Of a CPU that plays GPU.
-const CPU_TILES: &[MatrixTile] = &[tile(32, 32, 32, 2, 1, 2)];
+const CPU_TILES: &[MatrixTile] = &[tile(32, 16, 32, 2, 1, 1)];
 
 /// The matrix units of a device as kernels use them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,7 +115,9 @@ impl MatrixUnits {
     /// Rows of x of the tiles of a grouped product, where an expert has `per_expert` of them on average.
     pub fn group_tile(&self, per_expert: u32) -> u32 {
         let widths = || self.candidates(true).map(|t| t.bn);
-        let enough = widths().filter(|&bn| bn >= per_expert).min();
+        // Some experts have more than the average, and a second tile is decoded for the rest.
+        let wanted = per_expert.saturating_add(per_expert / 4);
+        let enough = widths().filter(|&bn| bn >= wanted).min();
         enough.or_else(|| widths().max()).unwrap_or(self.shape[1])
     }
 

@@ -216,7 +216,7 @@ impl Timing<'_> {
         self.run("ops.inputs", |recorder| {
             recorder.copy(&workspace.inputs, 0, &self.scratch, tokens, bytes);
             recorder.copy(&workspace.inputs, half, &workspace.positions, 0, bytes);
-            recorder.fill(&workspace.status, 0..4, 0);
+            recorder.fill(&workspace.status, 0..workspace.status.bytes(), 0);
         })
     }
 

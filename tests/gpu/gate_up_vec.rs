@@ -35,7 +35,16 @@ struct Case {
 impl Case {
     fn new(q: Quant, k: usize, n: usize, m: usize) -> Self {
         let shape = Shape { q, k, n, m, bias: false };
-        Case { shape, cols: 1, rows: 2, units: 1, chunk: 512, op: 0, two: n % 4 == 0, groups: 99 }
+        Case {
+            shape,
+            cols: 1,
+            rows: 2,
+            units: 1,
+            chunk: 512,
+            op: 0,
+            two: n.is_multiple_of(4),
+            groups: 99,
+        }
     }
 
     fn spec(&self, grouped: bool, norm: u32) -> [u32; 8] {
