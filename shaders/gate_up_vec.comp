@@ -8,7 +8,7 @@
 //   GROUPED  pair q < m is its own column: G and U are those of expert ids[q]; x row = q / x_div; y row = q
 // U begins at row up_first of its matrix: where both are in one, that is gate's, and up_first n.
 // With NORM (see staged_norm.glsl) x is s / rms(s) * norm, s = x (+ delta).
-// Bindings: 0 x f32[][k], 1 y f32[m][n], 2 ids u32[m] (GROUPED only), 3 delta (NORM 2, 3) and 4 sum (NORM 2) f32[m][k].
+// Bindings: 0 x f32[][k], 1 y f32[m][n], 2 ids u32[m] (GROUPED only), 3 delta and 4 sum f32[m][k] (NORM 2).
 // Specialization: 1 GROUPED, 2 COLS (1..8; 1 if GROUPED), 3 ROWS (even: gate, up, gate, ...), 4 UNITS,
 // 5 CHUNK (see mat_vec.glsl), 6 NORM (k a multiple of 4 then), 7 OP of glu.glsl.
 // Grid: x, y folded over blocks of subgroups * ROWS / 2 rows of y; any number of blocks is right, they
@@ -32,6 +32,8 @@ layout(push_constant, scalar) uniform Push {
     float eps;
     float alpha;
     float limit;
+    uint store_sum;
+    uint _pad;
 } p;
 layout(binding = 0, scalar) readonly buffer X { float x[]; };
 layout(binding = 0, std430) readonly buffer X4 { vec4 x4[]; };

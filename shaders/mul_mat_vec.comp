@@ -8,7 +8,7 @@
 //   GROUPED  pair q < m is its own column: W = table[e], e = ids[q]; x row = q / x_div; y row = q;
 //            bias row = e
 // With NORM (see staged_norm.glsl) it is the product with s / rms(s) * norm, s = x (+ delta).
-// Bindings: 0 x f32[][k], 1 y f32[m][n], 2 ids u32[m] (GROUPED only), 3 delta (NORM 2, 3) and 4 sum (NORM 2) f32[m][k].
+// Bindings: 0 x f32[][k], 1 y f32[m][n], 2 ids u32[m] (GROUPED only), 3 delta and 4 sum f32[m][k] (NORM 2).
 // Specialization: 1 GROUPED, 2 COLS (1..8; 1 if GROUPED), 3 ROWS, 4 UNITS, 5 CHUNK (see mat_vec.glsl),
 // 6 NORM (k a multiple of 4 then).
 // Grid: x, y folded over blocks of subgroups * ROWS rows; any number of blocks is right, they stride.
@@ -29,7 +29,7 @@ layout(push_constant, scalar) uniform Push {
     uint m;
     uint x_div;
     float eps;
-    uint _pad;
+    uint store_sum;
 } p;
 layout(binding = 0, scalar) readonly buffer X { float x[]; };
 layout(binding = 0, std430) readonly buffer X4 { vec4 x4[]; };

@@ -179,8 +179,8 @@ push_constants! {
         x_div: u32,
         /// The norm's: added to the mean square.
         eps: f32,
-        /// Unused.
-        _pad: u32,
+        /// Whether what the norm is of is stored, if it is a sum.
+        store_sum: u32,
     }
     /// Matrix product for many rows of x, on matrix units.
     MulMatCm = "mul_mat_cm" MUL_MAT_CM {
@@ -263,6 +263,10 @@ push_constants! {
         alpha: f32,
         /// Clamp of `swiglu_oai`.
         limit: f32,
+        /// Whether what the norm is of is stored, if it is a sum.
+        store_sum: u32,
+        /// Unused.
+        _pad: u32,
     }
     /// Down projections of each token's experts, and their weighted sum, for few tokens.
     DownCombineVec = "down_combine_vec" DOWN_COMBINE_VEC {
@@ -492,10 +496,10 @@ push_constants! {
         n: u32,
         /// Rows.
         n_rows: u32,
+        /// Workgroups of a row.
+        n_parts: u32,
         /// Places, at most 64.
         k: u32,
-        /// Logits of a part of a row.
-        part: u32,
     }
     /// How fast memory is read.
     PeakRead = "peak_read" PEAK_READ {

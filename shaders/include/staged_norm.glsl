@@ -3,8 +3,8 @@
 // workgroup needs all of s anyway, so that the norm is no kernel of its own. What is left to do is to
 // multiply each sum with its column's 1 / rms. The workgroups together also store s, each a share of it.
 //
-// The includer has the specialization constant NORM: 0 = none, 1 = of x, 2 = of x + delta, which is stored,
-// 3 = the same, not stored; the push constants norm, eps; the bindings delta4[], sum4[].
+// The includer has the specialization constant NORM: 0 = none, 1 = of x, 2 = of x + delta; the push constants
+// norm, eps, store_sum (0: s is not stored); the bindings delta4[], sum4[] (both of NORM 2 only).
 shared float square_parts[NORM != 0 ? COLS * gl_WorkGroupSize.x / 4 : 1];
 float squares[COLS];
 
@@ -25,7 +25,7 @@ void stage_column(uint c, uint row, uint first, uint n, bool store) {
             s[j] = load_x(row, i);
             if (NORM != 0) {
                 uint within = min(i, p.k / 4 - 1);
-                delta[j] = NORM >= 2 ? delta4[row * (p.k / 4) + within] : vec4(0.0);
+                delta[j] = NORM == 2 ? delta4[row * (p.k / 4) + within] : vec4(0.0);
                 norm[j] = F32x4(p.norm + within * 16).f;
             }
         }
@@ -36,7 +36,7 @@ void stage_column(uint c, uint row, uint first, uint n, bool store) {
                 s[j] = inside ? s[j] + delta[j] : vec4(0.0);
                 squares[c] += dot(s[j], s[j]);
                 // Pairs of vectors: whole sectors.
-                if (NORM == 2 && store && inside && (first + i) / 2 % n_groups == group) {
+                if (NORM == 2 && p.store_sum != 0 && store && inside && (first + i) / 2 % n_groups == group) {
                     sum4[row * (p.k / 4) + first + i] = s[j];
                 }
                 s[j] = inside ? s[j] * norm[j] : vec4(0.0);

@@ -52,7 +52,9 @@ impl Access {
                 access.writes.extend(cache);
                 access.writes.push(Area::Status);
             }
-            Op::Router { .. } | Op::NormRouter { .. } => access.writes.push(Area::Status),
+            Op::Router { .. } | Op::NormRouter { .. } | Op::ReadTop { .. } => {
+                access.writes.push(Area::Status);
+            }
             _ => {}
         }
         access

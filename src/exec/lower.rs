@@ -7,7 +7,6 @@ use super::kernels::{Bound, KernelKey, Launch};
 use super::kv::KvShape;
 use super::residency::Residency;
 use super::tuning::Tuning;
-use crate::graph::TOP_PART;
 use crate::graph::scratch::Layout;
 use crate::graph::{
     AttentionOp, Gating, GluOp, Graph, Half, Input, Int8, KvHalf, Op, PairGroups, RopeOp,
@@ -123,9 +122,7 @@ impl Lowering<'_> {
             Op::Glu { glu, gate, up, out } => vec![self.glu(glu, gate, up, out)],
             Op::Combine { x, weights, out } => vec![self.combine(x, weights, out)],
             Op::CopyRows { x, first, out } => return vec![self.copy_rows(x, first, out)],
-            Op::ReadTop { logits, ids, values, parts } => {
-                return self.read_top(logits, ids, values, parts);
-            }
+            Op::ReadTop { logits, runs, top } => return self.read_top(logits, runs, top),
             Op::ReadLogits { logits, first } => return vec![self.read_logits(logits, first)],
         };
         launches.into_iter().map(Step::Launch).collect()
@@ -466,44 +463,16 @@ impl Lowering<'_> {
         Step::Copy { from, to: self.offset(out), bytes: u64::from(rows) * row_bytes }
     }
 
-    fn read_top(
-        &self,
-        logits: Tensor,
-        ids: Tensor,
-        values: Tensor,
-        parts: Option<[Tensor; 2]>,
-    ) -> Vec<Step> {
-        let Shape { rows: n_rows, cols: k } = self.shape(ids);
-        let top = |from: Tensor, map: Option<Tensor>, out: [Tensor; 2], part: u32| {
-            let n = self.shape(from).cols;
-            let spec = [self.tuning.scan, u32::from(map.is_some())];
-            let push = push::TopLogits { n, n_rows, k, part };
-            let bindings = [from, out[0], out[1], map.unwrap_or(from)].map(|t| self.bound(t));
-            let items = u64::from(n_rows) * u64::from(n.div_ceil(part));
-            Step::Launch(Launch::over(
-                KernelKey::new::<push::TopLogits>(&spec),
-                push,
-                &bindings,
-                items,
-            ))
-        };
-        let n = self.shape(logits).cols;
-        let mut steps = match parts {
-            None => vec![top(logits, None, [ids, values], n)],
-            Some([part_ids, part_values]) => {
-                let n_found = self.shape(part_ids).cols;
-                vec![
-                    top(logits, None, [part_ids, part_values], TOP_PART),
-                    top(part_values, Some(part_ids), [ids, values], n_found),
-                ]
-            }
-        };
-        let bytes = self.shape(ids).bytes();
-        steps.extend([
-            Step::Result { from: self.offset(ids), to: 0, bytes },
-            Step::Result { from: self.offset(values), to: bytes, bytes },
-        ]);
-        steps
+    fn read_top(&self, logits: Tensor, runs: Tensor, top: Tensor) -> Vec<Step> {
+        let Shape { rows: n_rows, cols: n } = self.shape(logits);
+        let (k, n_parts) = (self.shape(top).cols, self.tuning.top_parts);
+        let kernel = KernelKey::new::<push::TopLogits>(&[self.tuning.scan]);
+        let scratch = [logits, top, runs].map(|t| self.bound(t));
+        let bindings = [&scratch[..], &[Bound::Status]].concat();
+        let push = push::TopLogits { n, n_rows, n_parts, k };
+        let launch = Launch::new(kernel, push, &bindings, UVec3::new(n_parts, n_rows, 1));
+        let bytes = self.shape(top).bytes();
+        vec![Step::Launch(launch), Step::Result { from: self.offset(top), to: 0, bytes }]
     }
 
     fn read_logits(&self, logits: Tensor, first: u32) -> Step {

@@ -92,9 +92,9 @@ impl MatVecSizes {
             DeviceKind::Cpu => MatVecSizes {
                 subgroup,
                 subgroups: 4,
-                rows: 2,
+                rows: 1,
                 words: 24,
-                sums: 16,
+                sums: 8,
                 enough: 4,
                 groups: 64,
                 tile_bytes,

@@ -359,7 +359,7 @@ impl Batch<'_> {
                     let bindings: Vec<Binding<'_>> =
                         variant.bindings.iter().map(|b| timing.binding(*b)).collect();
                     recorder.dispatch(pipeline, &variant.push, &bindings, groups, base);
-                    recorder.kernel_barrier();
+                    recorder.barrier();
                 }
             })?;
         }

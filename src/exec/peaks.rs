@@ -200,7 +200,7 @@ impl Meter {
                         let bindings = [Binding::from(&out)];
                         let push = bytemuck::bytes_of(&push);
                         recorder.dispatch(pipeline, push, &bindings, UVec3::ONE, UVec3::ZERO);
-                        recorder.kernel_barrier();
+                        recorder.barrier();
                     }
                 })
             })

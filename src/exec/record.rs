@@ -51,6 +51,8 @@ pub(super) struct Recording<'a> {
     /// Some of it reads weights in host memory.
     reads_host: bool,
     hazards: Hazards,
+    /// A kernel was recorded since the last barrier.
+    launched: bool,
     /// Layer of the op being recorded, as far as weights tell.
     il: Option<u32>,
 }
@@ -79,6 +81,7 @@ impl<'a> Recording<'a> {
             estimate_ns: 0.0,
             reads_host: false,
             hazards: Hazards::default(),
+            launched: false,
             il: None,
         }
     }
@@ -205,8 +208,10 @@ impl<'a> Recording<'a> {
     /// Hands the status to the host.
     fn results(&mut self) -> Result<()> {
         let workspace = self.workspace;
+        if self.launched {
+            self.barrier()?;
+        }
         let recorder = self.recorder()?;
-        recorder.barrier();
         recorder.copy(&workspace.status, 0, &workspace.results, 0, 4);
         recorder.host_barrier();
         self.flush()
@@ -220,10 +225,8 @@ impl<'a> Recording<'a> {
             self.hazards = Hazards::default();
         }
         for step in steps {
-            match step {
-                _ if !barrier => {}
-                Step::Launch(_) => self.recorder()?.kernel_barrier(),
-                Step::Copy { .. } | Step::Result { .. } => self.recorder()?.barrier(),
+            if barrier {
+                self.barrier()?;
             }
             barrier = true;
             match step {
@@ -257,6 +260,7 @@ impl<'a> Recording<'a> {
                 launch.bindings.iter().map(|b| workspace.binding(*b, self.pass.kv)).collect();
             self.recorder()?;
             let (model, il) = (self.pass.model, self.il);
+            self.launched = true;
             if let Some(recorder) = &mut self.recorder {
                 self.marks.begin_op(recorder, || op_label(op, model, il), il);
                 recorder.dispatch(pipeline, &launch.push, &bindings, groups, base);
@@ -268,6 +272,13 @@ impl<'a> Recording<'a> {
                 self.estimate_ns -= estimate_ns / n as f64;
             }
         }
+        Ok(())
+    }
+
+    /// Puts what follows after what was recorded.
+    fn barrier(&mut self) -> Result<()> {
+        self.launched = false;
+        self.recorder()?.barrier();
         Ok(())
     }
 

@@ -27,6 +27,8 @@ pub struct Tuning {
     pub elementwise: u32,
     /// Workgroup of kernels that go over a list together.
     pub scan: u32,
+    /// Workgroups that look for the largest of a row of logits.
+    pub top_parts: u32,
     /// Tile of the matrix product.
     pub mul_mat: MulMatTile,
     /// The same for products too small to give all of a device something to do.
@@ -106,6 +108,7 @@ impl Tuning {
                 subgroup,
                 elementwise: 64,
                 scan: subgroup,
+                top_parts: 4,
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mat_vec: MatVecSizes::new(info),
@@ -122,6 +125,7 @@ impl Tuning {
                 subgroup,
                 elementwise: 256,
                 scan: 256,
+                top_parts: 64,
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 4, tn: 2 },
                 mat_vec: MatVecSizes::new(info),

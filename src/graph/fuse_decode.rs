@@ -257,3 +257,227 @@ fn takes_norm(op: &Op, normed: Tensor) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{
+        AttentionOp, Gating, GluOp, RopePairing, RouterOp, Routing, Weight, fuse::Fusions,
+    };
+
+    const FEW: Fusions =
+        Fusions { half_from: None, int8_from: None, gate_up_to: 8, few_to: 8, attention_to: 8 };
+    const ROPE: RopeOp =
+        RopeOp { pairing: RopePairing::Neox, n_rot: 64, rot_offset: 0, mscale: 1.0 };
+
+    fn weight(id: u32, ty: GgmlType, k: u32, n: u32) -> Weight {
+        Weight { id: WeightId(id), ty, k, n, n_expert: 8 }
+    }
+
+    fn heads_norm(g: &mut Graph, x: Tensor, id: u32) {
+        let weight = Some(WeightId(id));
+        g.push(Op::RmsNorm { x, residual: None, weight, n: 64, eps: 1e-6, out: x });
+    }
+
+    /// Products, norms, rotation, stores and attention of 4 heads of 64 that share 2.
+    fn attend(g: &mut Graph, x: Tensor) -> Tensor {
+        let rows = g.shape(x).rows;
+        let [q, k, v] = [(10, 256), (11, 128), (12, 128)]
+            .map(|(id, n)| g.mul_mat(weight(id, GgmlType::Q4_K, 256, n), None, x));
+        heads_norm(g, q, 13);
+        heads_norm(g, k, 14);
+        for x in [q, k] {
+            g.push(Op::Rope { x, head_dim: 64, rope: ROPE });
+        }
+        for (half, x) in [(KvHalf::K, k), (KvHalf::V, v)] {
+            g.push(Op::KvStore { il: 0, half, x, head_dim: 64 });
+        }
+        let attention = AttentionOp {
+            n_head: 4,
+            n_head_kv: 2,
+            head_k: 64,
+            head_v: 64,
+            scale: 0.125,
+            softcap: 0.0,
+            window: 0,
+            sinks: None,
+        };
+        let out = g.tensor(rows, 256);
+        g.push(Op::Attention { il: 0, attention, q, out, partial: None, n_splits: 1 });
+        g.mul_mat(weight(15, GgmlType::Q4_K, 256, 256), None, out)
+    }
+
+    /// A router over 8 experts and two of them, with a router of some type.
+    fn experts(g: &mut Graph, x: Tensor, router: GgmlType) -> Tensor {
+        let rows = g.shape(x).rows;
+        let logits = g.mul_mat(weight(20, router, 256, 8), None, x);
+        let (ids, weights) = (g.tensor(rows, 2), g.tensor(rows, 2));
+        let router = RouterOp {
+            il: 0,
+            n_expert: 8,
+            n_used: 2,
+            gating: Gating::Softmax,
+            renormalize: true,
+            scale: 1.0,
+            bias: None,
+            n_group: 0,
+            n_group_used: 0,
+        };
+        g.push(Op::Router { router, logits, ids, weights });
+        let routing = Routing { ids, weights, n_used: 2, groups: None };
+        let product = |g: &mut Graph, id, (k, n), x, x_div| {
+            let out = g.tensor(rows * 2, n);
+            let weights = weight(id, GgmlType::Q4_K, k, n);
+            g.push(Op::MulMatId { weights, bias: None, x: Input::Full(x), x_div, routing, out });
+            out
+        };
+        let gate = product(g, 21, (256, 512), x, 2);
+        let up = product(g, 22, (256, 512), x, 2);
+        g.push(Op::Glu { glu: GluOp::Swiglu, gate, up: Some(up), out: gate });
+        let down = product(g, 23, (512, 256), gate, 1);
+        let out = g.tensor(rows, 256);
+        g.push(Op::Combine { x: down, weights, out });
+        out
+    }
+
+    fn start(rows: u32) -> (Graph, Tensor, Tensor) {
+        let mut g = Graph::default();
+        g.tokens = Some(g.tensor(rows, 1));
+        let (x, delta) = (g.tensor(rows, 256), g.tensor(rows, 256));
+        (g, x, delta)
+    }
+
+    fn layer(rows: u32, router: GgmlType) -> Graph {
+        let (mut g, x, delta) = start(rows);
+        let (x, normed) = g.add_rms_norm(delta, x, WeightId(1), 1e-6);
+        let attended = attend(&mut g, normed);
+        let (x, normed) = g.add_rms_norm(attended, x, WeightId(2), 1e-6);
+        let delta = experts(&mut g, normed, router);
+        let (_, normed) = g.add_rms_norm(delta, x, WeightId(3), 1e-6);
+        g.mul_mat(weight(30, GgmlType::Q6_K, 256, 1000), None, normed);
+        g
+    }
+
+    fn names(g: &Graph) -> Vec<&'static str> {
+        g.ops.iter().map(Op::name).collect()
+    }
+
+    fn fused(g: Graph) -> Graph {
+        super::super::fuse::fuse(g, FEW)
+    }
+
+    #[test]
+    fn a_layer_is_eight_ops_of_which_six_wait_for_one_another() {
+        let g = fused(layer(1, GgmlType::F32));
+        let expected = [
+            "mul_mat",
+            "mul_mat",
+            "mul_mat",
+            "decode_attention",
+            "mul_mat",
+            "norm_router",
+            "gate_up",
+            "down_combine",
+            "mul_mat",
+        ];
+        assert_eq!(names(&g), expected);
+    }
+
+    #[test]
+    fn of_products_with_one_norm_the_first_stores_the_sum() {
+        let g = fused(layer(3, GgmlType::F32));
+        let stored = |op: &Op| match *op {
+            Op::MulMat { x: Input::Normed(n), .. } => Some((n.delta.is_some(), n.sum.is_some())),
+            _ => None,
+        };
+        let stored: Vec<_> = g.ops.iter().filter_map(stored).collect();
+        assert_eq!(stored, [(true, true), (true, false), (true, false), (true, true)]);
+        // The sum that the router's norm stores is what the next norm adds to.
+        let router_sum = g.ops.iter().find_map(|op| match *op {
+            Op::NormRouter { rows, .. } => rows.sum,
+            _ => None,
+        });
+        let Some(Op::MulMat { x: Input::Normed(last), .. }) = g.ops.last() else {
+            panic!("the head has a norm")
+        };
+        assert_eq!(last.delta, router_sum);
+    }
+
+    /// Every tensor that is read is written before, but for those that nothing writes.
+    #[test]
+    fn nothing_is_read_before_it_is_written() {
+        for rows in [1, 8] {
+            let plain = layer(rows, GgmlType::F32);
+            let g = fused(plain.clone());
+            let mut written: Vec<Tensor> = plain.tokens.into_iter().collect();
+            let writes =
+                |g: &Graph| -> Vec<Tensor> { g.ops.iter().flat_map(|op| op.access().1).collect() };
+            let inputs = writes(&plain);
+            for op in &g.ops {
+                let (reads, writes) = op.access();
+                for t in reads {
+                    assert!(written.contains(&t) || !inputs.contains(&t), "{op:?} reads {t:?}");
+                }
+                written.extend(writes);
+            }
+        }
+    }
+
+    #[test]
+    fn many_tokens_stay_as_they_are() {
+        let (g, plain) = (layer(9, GgmlType::F32), Fusions { few_to: 0, attention_to: 0, ..FEW });
+        assert_eq!(fused(g.clone()).ops, super::super::fuse::fuse(g, plain).ops);
+    }
+
+    #[test]
+    fn a_router_without_kernel_keeps_its_norm() {
+        let names = names(&fused(layer(1, GgmlType::Q8_0)));
+        assert_eq!(names[5..8], ["rms_norm", "mul_mat", "router"]);
+    }
+
+    #[test]
+    fn what_something_else_reads_is_not_fused() {
+        // The normed rows leave the graph: the norm stays.
+        let (mut g, x, _) = start(1);
+        let normed = g.rms_norm(x, WeightId(1), 1e-6);
+        g.mul_mat(weight(2, GgmlType::Q4_K, 256, 8), None, normed);
+        let out = g.tensor(1, 256);
+        g.push(Op::CopyRows { x: normed, first: 0, out });
+        assert_eq!(names(&fused(g)), ["rms_norm", "mul_mat", "copy_rows"]);
+
+        // The rows are overwritten before the product.
+        let (mut g, x, other) = start(1);
+        let normed = g.rms_norm(x, WeightId(1), 1e-6);
+        g.push(Op::CopyRows { x: other, first: 0, out: x });
+        g.mul_mat(weight(2, GgmlType::Q4_K, 256, 8), None, normed);
+        assert_eq!(names(&fused(g)), ["rms_norm", "copy_rows", "mul_mat"]);
+
+        // Somebody looks at the rotated queries.
+        let mut g = layer(1, GgmlType::F32);
+        let attention = |op: &Op| matches!(op, Op::Attention { .. });
+        let (Some(at), out) = (g.ops.iter().position(attention), g.tensor(1, 256)) else {
+            panic!("a layer attends")
+        };
+        let Op::Attention { q, .. } = g.ops[at] else { panic!("found above") };
+        g.ops.insert(at, Op::CopyRows { x: q, first: 0, out });
+        let names = names(&fused(g));
+        assert!(names.contains(&"attention") && names.contains(&"rope"), "{names:?}");
+    }
+
+    /// Rotation before the norm, or another one of k: nothing that the kernel does.
+    #[test]
+    fn other_orders_are_not_fused() {
+        let position = |g: &Graph, name| g.ops.iter().position(|op| op.name() == name);
+        let mut g = layer(1, GgmlType::F32);
+        let Some(rope) = position(&g, "rope") else { panic!("a layer rotates") };
+        g.ops.swap(rope, rope - 2);
+        assert!(names(&fused(g)).contains(&"attention"));
+
+        let mut g = layer(1, GgmlType::F32);
+        let Some(Op::Rope { rope, .. }) = g.ops.get_mut(rope + 1) else {
+            panic!("k's follows q's")
+        };
+        rope.n_rot = 32;
+        assert!(names(&fused(g)).contains(&"attention"));
+    }
+}

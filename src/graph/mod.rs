@@ -199,9 +199,6 @@ pub struct PairGroups {
     pub tile: u32,
 }
 
-/// Logits of a part of a row, where the likeliest are looked for in parts.
-pub const TOP_PART: u32 = 2048;
-
 /// Rows as f16 for matrix units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Half {
@@ -273,6 +270,9 @@ impl Input {
         }
     }
 }
+
+/// Runs of logits that are searched apart: `RUNS` of shaders/top_logits.comp.
+pub const TOP_RUNS: u32 = 512;
 
 /// One step of a forward pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -499,12 +499,10 @@ pub enum Op {
     ReadTop {
         /// `[rows][n_vocab]`
         logits: Tensor,
-        /// `[rows][k]` ids.
-        ids: Tensor,
-        /// `[rows][k]` values.
-        values: Tensor,
-        /// Of long rows, the ids and values of their parts, `[rows][n_parts * k]` each.
-        parts: Option<[Tensor; 2]>,
+        /// `[rows][2 * TOP_RUNS]`: what the kernel finds first.
+        runs: Tensor,
+        /// `[2 * rows][k]`: ids, then values.
+        top: Tensor,
     },
     /// Rows of logits go to the host.
     ReadLogits {
@@ -557,10 +555,7 @@ impl Op {
             Op::Glu { gate, up, out, .. } => (std::iter::once(gate).chain(up).collect(), vec![out]),
             Op::Combine { x, weights, out } => (vec![x, weights], vec![out]),
             Op::CopyRows { x, out, .. } => (vec![x], vec![out]),
-            Op::ReadTop { logits, ids, values, parts } => (
-                vec![logits],
-                [ids, values].into_iter().chain(parts.into_iter().flatten()).collect(),
-            ),
+            Op::ReadTop { logits, runs, top } => (vec![logits], vec![runs, top]),
             Op::ReadLogits { logits, .. } => (vec![logits], vec![]),
         }
     }

@@ -13,7 +13,7 @@ pub mod weights;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::graph::fuse::{Fusions, fuse};
-use crate::graph::{Graph, Op, TOP_PART, Tensor, Weight, WeightId};
+use crate::graph::{Graph, Op, TOP_RUNS, Tensor, Weight, WeightId};
 use blocks::Layer;
 use hparams::HParams;
 use weights::{WeightInfo, WeightLoader};
@@ -137,11 +137,8 @@ impl Model {
             let logits = g.mul_mat(self.output, None, normed);
             match pass.top {
                 Some(k) => {
-                    let (ids, values) = (g.tensor(rows, k), g.tensor(rows, k));
-                    let n_parts = self.output.n.div_ceil(TOP_PART);
-                    let parts =
-                        (n_parts > 2).then(|| [(); 2].map(|()| g.tensor(rows, n_parts * k)));
-                    g.push(Op::ReadTop { logits, ids, values, parts });
+                    let (runs, top) = (g.tensor(rows, 2 * TOP_RUNS), g.tensor(2 * rows, k));
+                    g.push(Op::ReadTop { logits, runs, top });
                 }
                 None => g.push(Op::ReadLogits { logits, first: done }),
             }

@@ -1,5 +1,5 @@
-//! The barriers. One has full memory access over the stages that the engine uses. Between kernels there is
-//! one of kernels alone: on an H200 that makes a step of decode with 340 dispatches 18 % shorter.
+//! The barriers: full memory access over the stages that the engine uses, or less where only kernels come
+//! before and after, as in all but a few places of a pass.
 
 use ash::vk;
 
@@ -8,6 +8,8 @@ use ash::vk;
 pub(super) enum After {
     /// Kernels and copies.
     Device,
+    /// Kernels.
+    Kernels,
     /// Reads by the host, once the submission's point is reached.
     HostRead,
 }
@@ -20,25 +22,28 @@ pub(super) fn stages(family: vk::QueueFlags) -> vk::PipelineStageFlags2 {
     }
 }
 
-/// Between kernels, for what they write in storage buffers.
-pub(super) fn kernels() -> vk::MemoryBarrier2<'static> {
-    use vk::AccessFlags2 as Access;
-    let stage = vk::PipelineStageFlags2::COMPUTE_SHADER;
-    vk::MemoryBarrier2::default()
-        .src_stage_mask(stage)
-        .src_access_mask(Access::SHADER_STORAGE_READ | Access::SHADER_STORAGE_WRITE)
-        .dst_stage_mask(stage)
-        .dst_access_mask(Access::SHADER_STORAGE_READ | Access::SHADER_STORAGE_WRITE)
-}
-
 /// A full memory barrier; `stages` are those of the queue family.
 pub(super) fn full(stages: vk::PipelineStageFlags2, after: After) -> vk::MemoryBarrier2<'static> {
     let written = vk::AccessFlags2::MEMORY_READ | vk::AccessFlags2::MEMORY_WRITE;
     let barrier = vk::MemoryBarrier2::default().src_stage_mask(stages).src_access_mask(written);
     match after {
         After::Device => barrier.dst_stage_mask(stages).dst_access_mask(written),
+        After::Kernels => to_kernels(barrier),
         After::HostRead => barrier
             .dst_stage_mask(vk::PipelineStageFlags2::HOST)
             .dst_access_mask(vk::AccessFlags2::HOST_READ),
     }
+}
+
+/// Kernels after kernels.
+pub(super) fn between_kernels() -> vk::MemoryBarrier2<'static> {
+    let barrier = vk::MemoryBarrier2::default()
+        .src_stage_mask(vk::PipelineStageFlags2::COMPUTE_SHADER)
+        .src_access_mask(vk::AccessFlags2::SHADER_STORAGE_WRITE);
+    to_kernels(barrier)
+}
+
+fn to_kernels(barrier: vk::MemoryBarrier2<'static>) -> vk::MemoryBarrier2<'static> {
+    let storage = vk::AccessFlags2::SHADER_STORAGE_READ | vk::AccessFlags2::SHADER_STORAGE_WRITE;
+    barrier.dst_stage_mask(vk::PipelineStageFlags2::COMPUTE_SHADER).dst_access_mask(storage)
 }

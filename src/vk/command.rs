@@ -60,8 +60,18 @@ pub struct Region {
 pub struct Recorder {
     commands: Commands,
     bound: Option<vk::Pipeline>,
-    /// Something was copied or filled since the last barrier.
+    order: Order,
+}
+
+/// What is known of the order of commands. A barrier is recorded once it is known what comes after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Order {
+    /// A barrier is due.
+    due: bool,
+    /// Something was copied since the last one; before the first, submissions before may have.
     copied: bool,
+    /// Copies are behind the last one, too, not only kernels.
+    holds_for_copies: bool,
 }
 
 /// Recorded commands, to be submitted. What they use lives as long as they do, and as the device
@@ -103,7 +113,8 @@ impl Recorder {
         // SAFETY: the command buffer is new or was reset after its last submission.
         unsafe { device.raw().vk().begin_command_buffer(pooled.buffer, &info) }
             .map_err(|result| device.raw().error(format!("record {name}"), result))?;
-        Ok(Self { commands, bound: None, copied: false })
+        let order = Order { due: false, copied: true, holds_for_copies: true };
+        Ok(Self { commands, bound: None, order })
     }
 
     /// The lane recorded for.
@@ -147,7 +158,7 @@ impl Recorder {
             .collect();
         self.keep(from);
         self.keep(to);
-        self.copied = true;
+        self.before_copy();
         let device = self.commands.device.raw().vk();
         // SAFETY: the recorder owns the command buffer; the ranges were checked; both buffers are kept.
         unsafe { device.cmd_copy_buffer(self.buffer(), from.vk(), to.vk(), &copies) };
@@ -159,7 +170,7 @@ impl Recorder {
         let bytes = range.end - range.start;
         buffer.check_target(range.start, bytes);
         self.keep(buffer);
-        self.copied = true;
+        self.before_copy();
         let device = self.commands.device.raw().vk();
         // SAFETY: as in `copy_regions`.
         unsafe { device.cmd_fill_buffer(self.buffer(), buffer.vk(), range.start, bytes, value) };
@@ -167,29 +178,37 @@ impl Recorder {
 
     /// Puts what follows after what was recorded or submitted to this lane before, memory included.
     pub fn barrier(&mut self) {
-        self.full_barrier(After::Device);
+        self.order.due = true;
     }
 
     /// Makes what was written before readable by the host, once the submission's point is reached.
     pub fn host_barrier(&mut self) {
-        self.full_barrier(After::HostRead);
+        self.record_barrier(barrier::full(self.stages(), After::HostRead));
     }
 
-    /// Puts kernels after kernels, as far as nothing was copied or filled since the last barrier; else the
-    /// full barrier.
-    pub fn kernel_barrier(&mut self) {
-        match self.copied {
-            true => self.full_barrier(After::Device),
-            false => self.put_barrier(barrier::kernels()),
+    fn before_copy(&mut self) {
+        if self.order.due || !self.order.holds_for_copies {
+            self.record_barrier(barrier::full(self.stages(), After::Device));
         }
+        self.order = Order { due: false, copied: true, holds_for_copies: true };
     }
 
-    fn full_barrier(&mut self, after: After) {
-        self.copied = false;
-        self.put_barrier(barrier::full(self.commands.device.stages(self.lane()), after));
+    fn before_kernel(&mut self) {
+        if !self.order.due {
+            return;
+        }
+        match self.order.copied {
+            true => self.record_barrier(barrier::full(self.stages(), After::Kernels)),
+            false => self.record_barrier(barrier::between_kernels()),
+        }
+        self.order = Order { due: false, copied: false, holds_for_copies: false };
     }
 
-    fn put_barrier(&mut self, barrier: vk::MemoryBarrier2<'_>) {
+    fn stages(&self) -> vk::PipelineStageFlags2 {
+        self.commands.device.stages(self.lane())
+    }
+
+    fn record_barrier(&mut self, barrier: vk::MemoryBarrier2<'static>) {
         let barriers = [barrier];
         let info = vk::DependencyInfo::default().memory_barriers(&barriers);
         // SAFETY: the recorder owns the command buffer; the stages are those of its queue family.
@@ -207,6 +226,7 @@ impl Recorder {
         base: UVec3,
     ) {
         self.check_grid(pipeline, groups, base);
+        self.before_kernel();
         self.bind(pipeline);
         self.push_constants(pipeline, push);
         self.push_bindings(pipeline, bindings);
@@ -326,7 +346,10 @@ impl Recorder {
     }
 
     /// Ends recording.
-    pub fn finish(self) -> Result<Commands> {
+    pub fn finish(mut self) -> Result<Commands> {
+        if self.order.due {
+            self.record_barrier(barrier::full(self.stages(), After::Device));
+        }
         let raw = self.commands.device.raw();
         // SAFETY: the recorder owns the command buffer; its labels are closed.
         unsafe { raw.vk().end_command_buffer(self.buffer()) }

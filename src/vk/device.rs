@@ -27,6 +27,9 @@ use super::timeline::{Point, Timeline};
 use super::{COMING_AND_GOING, lock};
 use crate::{Error, Result};
 
+/// How long a point that is reached soon is asked for.
+const SOON: Duration = Duration::from_millis(20);
+
 /// How to open a device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
@@ -241,6 +244,17 @@ impl Device {
     /// Waits for a point within the device's limit. `what` names it in errors: "layer 3".
     pub fn wait(&self, point: Point, what: &str) -> Result<()> {
         self.wait_within(point, what, self.wait_limit)
+    }
+
+    /// As [`Self::wait`], for a point that is reached soon: being woken up takes a driver tens of
+    /// microseconds, which counts where a submission takes two milliseconds. A CPU that plays GPU has
+    /// better things to do than to be asked.
+    pub fn wait_soon(&self, point: Point, what: &str) -> Result<()> {
+        self.release(point)?;
+        if self.info.kind != DeviceKind::Cpu {
+            self.timeline(point.lane).poll(point.value, SOON)?;
+        }
+        self.wait(point, what)
     }
 
     /// As [`Self::wait`], with a limit of its own.

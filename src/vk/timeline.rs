@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ash::vk;
 
@@ -60,6 +60,18 @@ impl Timeline {
     /// Whether `value` is reached.
     pub fn is_reached(&self, value: u64) -> Result<bool> {
         Ok(self.reached.load(Ordering::Acquire) >= value || self.completed()? >= value)
+    }
+
+    /// Asks for `value` again and again; whether it was reached within `limit`.
+    pub fn poll(&self, value: u64, limit: Duration) -> Result<bool> {
+        let since = Instant::now();
+        while !self.is_reached(value)? {
+            if since.elapsed() > limit {
+                return Ok(false);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(true)
     }
 
     /// Waits for `value`. `what` names it in the error: "layer 3".

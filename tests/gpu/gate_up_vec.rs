@@ -72,6 +72,8 @@ impl Case {
             eps: NormRows::EPS,
             alpha: ALPHA,
             limit: LIMIT,
+            store_sum: 1,
+            _pad: 0,
         }
     }
 }

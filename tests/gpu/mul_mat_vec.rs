@@ -146,6 +146,7 @@ fn normed(case: Case, norm: u32) {
         m: m as u32,
         x_div: 1,
         eps: NormRows::EPS,
+        store_sum: 1,
         ..Default::default()
     };
     let spec = [WORKGROUP, 0, case.cols, case.rows, case.units, case.chunk, norm];
@@ -164,6 +165,11 @@ fn normed(case: Case, norm: u32) {
         });
         assert_close(q.name, &found, &expected, 1e-5);
     }
+    let (y, sum) = (gpu.nans(n * m), gpu.nans(k * m));
+    let push = MulMatVec { store_sum: 0, ..push };
+    gpu.run(&name, &spec, &push, &[&x, &y, &x, &delta, &sum], [1, 1, z]);
+    assert_close(q.name, &gpu.read::<f32>(&y), &expected, 1e-5);
+    assert!(gpu.read::<f32>(&sum).iter().all(|s| s.is_nan()), "not to be stored");
 }
 
 fn dense(case: Case) {

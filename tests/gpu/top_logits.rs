@@ -1,12 +1,13 @@
 //! top_logits: argmax and longer lists, ties, infinities, NaN, rows with too few numbers.
 
-use crate::harness::{fold, gpu};
+use crate::harness::gpu;
 use crate::reference::random::Random;
 use crate::reference::rows::top_logits;
+use vkmoe::graph::TOP_RUNS;
 use vkmoe::push::TopLogits;
-use vkmoe::vk::Buffer;
 
 const WORKGROUP: u32 = 128;
+const RUNS: usize = TOP_RUNS as usize;
 
 #[test]
 fn random_rows() {
@@ -37,34 +38,28 @@ fn nan_is_never_chosen() {
     check(&row, 2500, 40);
 }
 
-/// In one round, and in two, by parts.
 fn check(logits: &[f32], n: usize, k: usize) {
+    for parts in [1, 3, 40] {
+        check_parts(logits, n, k, parts);
+    }
+}
+
+fn check_parts(logits: &[f32], n: usize, k: usize, parts: usize) {
     let gpu = gpu();
     let n_rows = logits.len() / n;
-    let logits_buffer = gpu.upload(logits);
-    let run = |values: &Buffer, map: Option<&Buffer>, n: usize, part: usize| {
-        let n_parts = n.div_ceil(part);
-        let ids = gpu.upload(&vec![0u32; n_rows * n_parts * k]);
-        let out = gpu.nans(n_rows * n_parts * k);
-        let [n, n_rows, k, part] = [n, n_rows, k, part].map(|v| v as u32);
-        let push = TopLogits { n, n_rows, k, part };
-        let [x, y] = fold(push.n_rows * n_parts as u32);
-        let spec = [WORKGROUP, u32::from(map.is_some())];
-        let buffers = [values, &ids, &out, map.unwrap_or(values)];
-        gpu.run("top_logits", &spec, &push, &buffers, [x, y, 1]);
-        (ids, out)
-    };
-    let part = n.div_ceil(7).min(2048);
-    let (part_ids, part_values) = run(&logits_buffer, None, n, part);
-    let n_found = n.div_ceil(part) * k;
-    let rounds =
-        [run(&logits_buffer, None, n, n), run(&part_values, Some(&part_ids), n_found, n_found)];
-    for (round, (ids, values)) in rounds.iter().enumerate() {
-        let found = gpu.read::<u32>(ids).into_iter().zip(gpu.read::<f32>(values));
-        let expected = logits.chunks_exact(n).flat_map(|row| top_logits(row, k));
-        for (place, (found, expected)) in found.zip(expected).enumerate() {
-            let expected = expected.unwrap_or((u32::MAX, f32::NEG_INFINITY));
-            assert_eq!(found, expected, "n {n}, place {place}, {} rounds", round + 1);
-        }
+    let (top, runs) = (gpu.zeros::<u32>(2 * n_rows * k), gpu.zeros::<u32>(n_rows * 2 * RUNS));
+    let counters = gpu.zeros::<u32>(1 + n_rows);
+    let push = TopLogits { n: n as u32, n_rows: n_rows as u32, n_parts: parts as u32, k: k as u32 };
+    let grid = [push.n_parts, push.n_rows, 1];
+    let buffers = [&gpu.upload(logits), &top, &runs, &counters];
+    gpu.run("top_logits", &[WORKGROUP], &push, &buffers, grid);
+    assert!(gpu.read::<u32>(&counters).iter().all(|&counter| counter == 0));
+    let top = gpu.read::<u32>(&top);
+    let (ids, values) = top.split_at(n_rows * k);
+    let found = ids.iter().copied().zip(values.iter().map(|&bits| f32::from_bits(bits)));
+    let expected = logits.chunks_exact(n).flat_map(|row| top_logits(row, k));
+    for (place, (found, expected)) in found.zip(expected).enumerate() {
+        let expected = expected.unwrap_or((u32::MAX, f32::NEG_INFINITY));
+        assert_eq!(found, expected, "n {n}, place {place}");
     }
 }

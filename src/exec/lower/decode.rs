@@ -16,6 +16,7 @@ struct Rows {
     /// Address of the norm's weight.
     weight: u64,
     eps: f32,
+    store_sum: u32,
 }
 
 impl Lowering<'_> {
@@ -26,25 +27,26 @@ impl Lowering<'_> {
             Input::Half(_) | Input::Int8(_) => unreachable!("converted rows are many"),
         };
         let x = self.bound(x);
-        Rows { bindings: [x, x, unused], norm: 0, weight: 0, eps: 0.0 }
+        Rows { bindings: [x, x, unused], norm: 0, weight: 0, eps: 0.0, store_sum: 0 }
     }
 
     /// Bindings that nothing reads or writes are x and the output.
     fn normed_rows(&self, n: Normed, out: Tensor) -> Rows {
         let bindings = [n.x, n.delta.unwrap_or(n.x), n.sum.unwrap_or(out)].map(|t| self.bound(t));
-        let norm = match (n.delta, n.sum) {
-            (None, _) => 1,
-            (Some(_), Some(_)) => 2,
-            (Some(_), None) => 3,
-        };
-        Rows { bindings, norm, weight: self.residency.address(n.weight), eps: n.eps }
+        Rows {
+            bindings,
+            norm: if n.delta.is_some() { 2 } else { 1 },
+            weight: self.residency.address(n.weight),
+            eps: n.eps,
+            store_sum: n.sum.is_some().into(),
+        }
     }
 
     /// A dense product of few rows.
     pub(super) fn mul_mat_vec(&self, w: Weight, bias: u64, x: Input, out: Tensor) -> Launch {
         let m = self.shape(out).rows;
         let t = self.tuning.mat_vec.dense(w, m);
-        let Rows { bindings: [x, delta, sum], norm, weight, eps } = self.rows(x, out);
+        let Rows { bindings: [x, delta, sum], norm, weight, eps, store_sum } = self.rows(x, out);
         let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(false, norm));
         let push = push::MulMatVec {
             weights: self.residency.address(w.id),
@@ -56,7 +58,7 @@ impl Lowering<'_> {
             m,
             x_div: 1,
             eps,
-            _pad: 0,
+            store_sum,
         };
         Launch::new(kernel, push, &[x, self.bound(out), x, delta, sum], t.groups).striding()
     }
@@ -90,7 +92,7 @@ impl Lowering<'_> {
     ) -> Launch {
         let Shape { rows: m, cols: n } = self.shape(out);
         let t = self.tuning.mat_vec.gate_up(gate, n, m, routing.map(|_| m));
-        let Rows { bindings: [x, delta, sum], norm, weight, eps } = self.rows(x, out);
+        let Rows { bindings: [x, delta, sum], norm, weight, eps, store_sum } = self.rows(x, out);
         let (op, alpha, limit) = glu_parts(glu);
         let spec = [&t.spec(routing.is_some(), norm)[..], &[op]].concat();
         let address = |w: Weight| match routing {
@@ -109,6 +111,8 @@ impl Lowering<'_> {
             eps,
             alpha,
             limit,
+            store_sum,
+            _pad: 0,
         };
         let ids = routing.map_or(x, |r| self.bound(r.ids));
         let bindings = [x, self.bound(out), ids, delta, sum];
