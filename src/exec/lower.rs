@@ -190,7 +190,8 @@ impl Lowering<'_> {
         out: Tensor,
     ) -> Launch {
         let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
-        let t = self.tuning.mul_mat;
+        // The list is made for the pass, whatever its weights run on.
+        let t = self.tuning.mul_mat.with_columns(groups.tile);
         let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(true));
         let table = self.table(w.id);
         let push = push::MulMat { weights: 0, table, bias, k: w.k, n: w.n, m, x_div };

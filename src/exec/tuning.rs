@@ -79,6 +79,11 @@ impl MulMatTile {
         4 * (self.bk * (self.bm + self.bn + 2) + self.bn)
     }
 
+    /// The same for lists whose tiles have so many rows of x, which is a multiple of what an invocation has.
+    pub fn with_columns(self, bn: u32) -> Self {
+        MulMatTile { bn, ..self }
+    }
+
     /// Specialization constants of `mul_mat`.
     pub fn spec(&self, grouped: bool) -> [u32; 7] {
         [self.invocations(), u32::from(grouped), self.bm, self.bn, self.bk, self.tm, self.tn]

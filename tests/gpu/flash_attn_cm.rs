@@ -57,6 +57,16 @@ fn head_sizes() {
     }
 }
 
+/// As prompts have them: several blocks of rows, several tiles of keys, no cells before.
+#[test]
+fn prompts() {
+    for head in [(32, 32)].into_iter().chain(on_gpu(&[(64, 64), (128, 128)])) {
+        for n_splits in [1, 2] {
+            check(Case { head, heads: (4, 2), n_tokens: 300, n_kv: 300, n_splits, ..CASE });
+        }
+    }
+}
+
 #[test]
 fn any_number_of_tokens() {
     for n_tokens in (1..40).chain([63, 64, 65, 100, 127, 129, 200]) {
