@@ -446,6 +446,16 @@ float score_unit() { return HAS_SOFTCAP != 0 ? 1.0 : p.scale * LOG2_E; }
 // Scores become weights.
 void soften(uint r) {
     float unit = score_unit();
+    if (has_factors) {
+        // Huge scores: their products must be rounded as m is, which no fused operation does.
+        [[unroll]] for (uint j = 0; j < KEY_BLOCKS; ++j) {
+            [[unroll]] for (uint i = 0; i < score[r][j].length(); ++i) {
+                precise float rounded = score[r][j][i] * unit;
+                score[r][j][i] = rounded;
+            }
+        }
+        unit = 1.0;
+    }
     Sums most = score[r][0];
     uint grows = 0;
     [[unroll]] for (uint i = 0; i < most.length(); ++i) {

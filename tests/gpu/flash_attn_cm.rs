@@ -35,8 +35,11 @@ fn check(case: Case) {
 fn check_data(case: Case, data: &Data) {
     let Some((gpu, units)) = matrix_gpu() else { return };
     let (k, v) = case.types();
-    let tile = units.candidates(case.shape(), k, v).next();
-    case.check(&gpu, data, tile.unwrap_or_else(|| panic!("no tile for {case:?}")), TOLERANCE);
+    match units.candidates(case.shape(), k, v).next() {
+        Some(tile) => case.check(&gpu, data, tile, TOLERANCE),
+        // Heads of 256 need more shared memory than most devices have.
+        None => assert!(case.head.0 + case.head.1 > 256, "no tile for {case:?}"),
+    }
 }
 
 /// What only a GPU tests in reasonable time.
