@@ -163,16 +163,28 @@ push_constants! {
     MulMatVec = "mul_mat_vec" MUL_MAT_VEC {
         /// Address of the matrix (dense).
         weights: u64,
+        /// Of a second one with the same rows of x.
+        weights2: u64,
+        /// Of a third one.
+        weights3: u64,
         /// Address of `u64[n_expert]`, the experts' matrices (grouped).
         table: u64,
         /// Address of `f32[n]`, or `f32[n_expert][n]`; 0 = none.
         bias: u64,
+        /// Of the second matrix.
+        bias2: u64,
+        /// Of the third.
+        bias3: u64,
         /// Address of the norm's weight, `f32[k]`, if there is a norm.
         norm: u64,
         /// Elements of a weight row.
         k: u32,
         /// Weight rows.
         n: u32,
+        /// Of the second matrix; 0 = there is none.
+        n2: u32,
+        /// Of the third.
+        n3: u32,
         /// Rows of y.
         m: u32,
         /// Grouped: pair q takes row q / x_div of x.

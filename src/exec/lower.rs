@@ -9,7 +9,7 @@ use super::residency::Residency;
 use super::tuning::Tuning;
 use crate::graph::scratch::Layout;
 use crate::graph::{
-    AttentionOp, Gating, GluOp, Graph, Half, Input, Int8, KvHalf, Op, PairGroups, RopeOp,
+    AttentionOp, Gating, GluOp, Graph, Half, Input, Int8, KvHalf, Op, PairGroups, Product, RopeOp,
     RopePairing, RouterOp, Routing, Shape, Tensor, Weight, WeightId,
 };
 use crate::push;
@@ -67,14 +67,19 @@ impl Lowering<'_> {
                 vec![self.get_rows(weights, ids, out, scale)]
             }
             Op::RmsNorm { .. } => vec![self.rms_norm(op)],
+            Op::MulMats { x, products } => {
+                let products: Vec<Product> = products.into_iter().flatten().collect();
+                vec![self.mul_mat_vec(x, &products)]
+            }
             Op::MulMat { weights, bias, x, out } => {
+                let product = Product { weights, bias, out };
                 let bias = self.residency.optional(bias);
                 vec![match x {
                     Input::Half(x) => self.products(Products::new(weights, bias), x, out),
                     Input::Full(x) if !self.tuning.is_few(self.shape(out).rows) => {
                         self.mul_mat(weights, bias, x, out)
                     }
-                    Input::Full(_) | Input::Normed(_) => self.mul_mat_vec(weights, bias, x, out),
+                    Input::Full(_) | Input::Normed(_) => self.mul_mat_vec(x, &[product]),
                     Input::Int8(x) => self.products_int8(Products::new(weights, bias), x, out),
                 }]
             }

@@ -66,7 +66,7 @@ pub struct MatVec {
 
 /// What a product is like.
 #[derive(Clone, Copy, Debug)]
-struct Product {
+struct Shape {
     ty: GgmlType,
     /// Elements that a lane goes over.
     k: u32,
@@ -116,24 +116,31 @@ impl MatVecSizes {
 
     /// A product with `m` columns.
     pub fn dense(&self, w: Weight, m: u32) -> MatVec {
-        self.shape(Product { ty: w.ty, k: w.k, n: w.n, m, z: 1, step: 1 })
+        self.shape(Shape { ty: w.ty, k: w.k, n: w.n, m, z: 1, step: 1 })
+    }
+
+    /// Products of matrices of one type, of `n` rows each, with the same `m` columns.
+    pub fn several(&self, w: Weight, n: &[u32], m: u32) -> MatVec {
+        let t = self.shape(Shape { ty: w.ty, k: w.k, n: n.iter().sum(), m, z: 1, step: 1 });
+        let blocks = n.iter().map(|n| n.div_ceil(t.rows * self.subgroups)).sum();
+        MatVec { groups: self.grid(blocks, t.groups.z), ..t }
     }
 
     /// Products of `pairs` with an expert each.
     pub fn by_expert(&self, w: Weight, pairs: u32) -> MatVec {
-        self.shape(Product { ty: w.ty, k: w.k, n: w.n, m: 1, z: pairs, step: 1 })
+        self.shape(Shape { ty: w.ty, k: w.k, n: w.n, m: 1, z: pairs, step: 1 })
     }
 
     /// Gate and up of `n` rows each, for `m` columns, or `pairs` with an expert each.
     pub fn gate_up(&self, w: Weight, n: u32, m: u32, pairs: Option<u32>) -> MatVec {
         let (m, z) = pairs.map_or((m, 1), |pairs| (1, pairs));
-        self.shape(Product { ty: w.ty, k: w.k, n: 2 * n, m, z, step: 2 })
+        self.shape(Shape { ty: w.ty, k: w.k, n: 2 * n, m, z, step: 2 })
     }
 
     /// Down projections of `n_used` experts that become one row, for `n_tokens`.
     pub fn down_combine(&self, w: Weight, n_used: u32, n_tokens: u32) -> MatVec {
         let k = w.k.next_multiple_of(CHUNK_STEP) * n_used;
-        self.shape(Product { ty: w.ty, k, n: w.n, m: 1, z: n_tokens, step: 1 })
+        self.shape(Shape { ty: w.ty, k, n: w.n, m: 1, z: n_tokens, step: 1 })
     }
 
     /// A norm, the router and the choice (shaders/router_vec.comp), for `n_tokens`: the workgroup's threads
@@ -152,7 +159,7 @@ impl MatVecSizes {
         }
     }
 
-    fn shape(&self, p: Product) -> MatVec {
+    fn shape(&self, p: Shape) -> MatVec {
         let cols = p.m.next_power_of_two().min(MAX_COLS);
         let z = p.z * p.m.div_ceil(cols);
         let unit_words = unit_words(p.ty);

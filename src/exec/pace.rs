@@ -4,7 +4,7 @@
 //! Intel), so a submission should take about [`TARGET_NS`]. Costs are estimated from operations and
 //! bytes, and scaled by what earlier submissions took.
 
-use crate::graph::{Graph, Op};
+use crate::graph::{Graph, Op, Product};
 
 /// Time that one submission should take.
 pub const TARGET_NS: f64 = 50e6;
@@ -69,6 +69,7 @@ pub fn cost(graph: &Graph, op: &Op, n_kv: u32) -> Cost {
     let moved: u64 = reads.iter().chain(&writes).map(|&t| graph.shape(t).bytes()).sum();
     let (flops, weight_bytes) = match *op {
         Op::MulMat { out: rows, .. }
+        | Op::MulMats { products: [Some(Product { out: rows, .. }), ..], .. }
         | Op::MulMatId { out: rows, .. }
         | Op::GateUp { out: rows, .. }
         | Op::DownCombine { x: rows, .. }

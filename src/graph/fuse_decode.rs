@@ -3,7 +3,7 @@
 //! router's product part of its choice, and down projections part of their sum. Pure.
 
 use super::fuse::set_input;
-use super::{Graph, HeadPrep, Input, KvHalf, Normed, Op, RopeOp, Tensor, WeightId};
+use super::{Graph, HeadPrep, Input, KvHalf, Normed, Op, Product, RopeOp, Tensor, WeightId};
 use crate::gguf::GgmlType;
 use std::collections::HashMap;
 
@@ -19,6 +19,7 @@ pub(super) fn fuse(graph: &mut Graph, with_attention: bool) {
     down_combine(graph);
     norm_router(graph);
     norms(graph);
+    products(graph);
 }
 
 /// Who reads and who writes a tensor, as indices of ops, ascending.
@@ -258,6 +259,48 @@ fn takes_norm(op: &Op, normed: Tensor) -> bool {
     }
 }
 
+/// Products of one after the other with the same rows, where their weights are of one type.
+fn products(graph: &mut Graph) {
+    for op in std::mem::take(&mut graph.ops) {
+        let joined = graph.ops.iter_mut().rev().map_while(mul_mats_of).find_map(|before| {
+            let both = join(before, &op)?;
+            *before = both;
+            Some(())
+        });
+        if joined.is_none() {
+            graph.push(op);
+        }
+    }
+}
+
+/// The op, if it is a product or several.
+fn mul_mats_of(op: &mut Op) -> Option<&mut Op> {
+    matches!(op, Op::MulMat { .. } | Op::MulMats { .. }).then_some(op)
+}
+
+/// `before` and `op` in one.
+fn join(before: &Op, op: &Op) -> Option<Op> {
+    let Op::MulMat { weights, bias, x, out } = *op else { return None };
+    let (first, mut products) = match *before {
+        Op::MulMat { weights, bias, x, out } => {
+            (x, [Some(Product { weights, bias, out }), None, None])
+        }
+        Op::MulMats { x, products } => (x, products),
+        _ => return None,
+    };
+    let is_one_type =
+        products.iter().flatten().all(|p| (p.weights.ty, p.weights.k) == (weights.ty, weights.k));
+    // Only the first stores the sum.
+    let is_same = match (first, x) {
+        (Input::Normed(a), Input::Normed(b)) => b.sum.is_none() && a == Normed { sum: a.sum, ..b },
+        (Input::Full(a), Input::Full(b)) => a == b,
+        _ => false,
+    };
+    let free = products.iter_mut().find(|p| p.is_none())?;
+    *free = Some(Product { weights, bias, out });
+    (is_one_type && is_same).then_some(Op::MulMats { x: first, products })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,12 +410,10 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_is_eight_ops_of_which_six_wait_for_one_another() {
+    fn a_layer_is_six_ops_one_after_the_other() {
         let g = fused(layer(1, GgmlType::F32));
         let expected = [
-            "mul_mat",
-            "mul_mat",
-            "mul_mat",
+            "mul_mats",
             "decode_attention",
             "mul_mat",
             "norm_router",
@@ -387,11 +428,14 @@ mod tests {
     fn of_products_with_one_norm_the_first_stores_the_sum() {
         let g = fused(layer(3, GgmlType::F32));
         let stored = |op: &Op| match *op {
-            Op::MulMat { x: Input::Normed(n), .. } => Some((n.delta.is_some(), n.sum.is_some())),
+            Op::MulMat { x: Input::Normed(n), .. } => Some((1, n.delta.is_some(), n.sum.is_some())),
+            Op::MulMats { x: Input::Normed(n), products } => {
+                Some((products.iter().flatten().count(), n.delta.is_some(), n.sum.is_some()))
+            }
             _ => None,
         };
         let stored: Vec<_> = g.ops.iter().filter_map(stored).collect();
-        assert_eq!(stored, [(true, true), (true, false), (true, false), (true, true)]);
+        assert_eq!(stored, [(3, true, true), (1, true, true)]);
         // The sum that the router's norm stores is what the next norm adds to.
         let router_sum = g.ops.iter().find_map(|op| match *op {
             Op::NormRouter { rows, .. } => rows.sum,
@@ -401,6 +445,23 @@ mod tests {
             panic!("the head has a norm")
         };
         assert_eq!(last.delta, router_sum);
+    }
+
+    /// Products whose weights are of another type are an op of their own, which stores nothing.
+    #[test]
+    fn products_of_one_type_are_one_op() {
+        let (mut g, x, delta) = start(1);
+        let (sum, normed) = g.add_rms_norm(delta, x, WeightId(1), 1e-6);
+        let types =
+            [GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q4_K, GgmlType::Q4_K, GgmlType::Q4_K];
+        for (id, ty) in (2..).zip(types) {
+            g.mul_mat(weight(id, ty, 256, 8), None, normed);
+        }
+        let g = fused(g);
+        let ids = |op: &Op| op.weights().map(|w| w.id.0).collect::<Vec<_>>();
+        assert_eq!(g.ops.iter().map(ids).collect::<Vec<_>>(), [vec![2, 4, 5], vec![3], vec![6]]);
+        let writes = |op: &Op| op.access().1.contains(&sum);
+        assert_eq!(g.ops.iter().map(writes).collect::<Vec<_>>(), [true, false, false]);
     }
 
     /// Every tensor that is read is written before, but for those that nothing writes.
@@ -432,7 +493,7 @@ mod tests {
     #[test]
     fn a_router_without_kernel_keeps_its_norm() {
         let names = names(&fused(layer(1, GgmlType::Q8_0)));
-        assert_eq!(names[5..8], ["rms_norm", "mul_mat", "router"]);
+        assert_eq!(names[3..6], ["rms_norm", "mul_mat", "router"]);
     }
 
     #[test]

@@ -274,6 +274,17 @@ impl Input {
 /// Runs of logits that are searched apart: `RUNS` of shaders/top_logits.comp.
 pub const TOP_RUNS: u32 = 512;
 
+/// One of several products with the same rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Product {
+    /// `[n][k]`
+    pub weights: Weight,
+    /// `[n]`, f32.
+    pub bias: Option<WeightId>,
+    /// `[rows][n]`
+    pub out: Tensor,
+}
+
 /// One step of a forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -313,6 +324,13 @@ pub enum Op {
         x: Input,
         /// `[rows][n]`
         out: Tensor,
+    },
+    /// The same with up to three matrices of one type and input size.
+    MulMats {
+        /// `[rows][k]`
+        x: Input,
+        /// The products.
+        products: [Option<Product>; 3],
     },
     /// The same per pair (token, used expert) with that expert's matrix.
     MulMatId {
@@ -523,6 +541,10 @@ impl Op {
             Op::MulMat { x, out, .. } => {
                 (x.tensors(), [out].into_iter().chain(x.stored()).collect())
             }
+            Op::MulMats { x, products } => {
+                let out = products.into_iter().flatten().map(|p| p.out);
+                (x.tensors(), out.chain(x.stored()).collect())
+            }
             Op::MulMatId { x, routing, out, .. } => {
                 (x.tensors().into_iter().chain(routing.tensors()).collect(), vec![out])
             }
@@ -566,6 +588,7 @@ impl Op {
             Op::GetRows { .. } => "get_rows",
             Op::RmsNorm { .. } => "rms_norm",
             Op::MulMat { .. } => "mul_mat",
+            Op::MulMats { .. } => "mul_mats",
             Op::MulMatId { .. } => "mul_mat_id",
             Op::GateUp { .. } => "gate_up",
             Op::DownCombine { .. } => "down_combine",
@@ -588,16 +611,17 @@ impl Op {
 
     /// The weight matrices that the op multiplies with or looks up, in the order of the file.
     pub fn weights(&self) -> impl Iterator<Item = Weight> + use<> {
-        let (first, second) = match *self {
+        let weights = match *self {
             Op::GetRows { weights, .. }
             | Op::MulMat { weights, .. }
             | Op::MulMatId { weights, .. }
             | Op::DownCombine { weights, .. }
-            | Op::NormRouter { matrix: weights, .. } => (Some(weights), None),
-            Op::GateUp { gate, up, .. } => (Some(gate), up),
-            _ => (None, None),
+            | Op::NormRouter { matrix: weights, .. } => [Some(weights), None, None],
+            Op::MulMats { products, .. } => products.map(|p| p.map(|p| p.weights)),
+            Op::GateUp { gate, up, .. } => [Some(gate), up, None],
+            _ => [None; 3],
         };
-        first.into_iter().chain(second)
+        weights.into_iter().flatten()
     }
 
     /// By whose choice of experts the op goes, if any.

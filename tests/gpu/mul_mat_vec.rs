@@ -113,6 +113,59 @@ fn small_grid() {
     }
 }
 
+/// Two and three matrices with the same x, each with an output of its own.
+#[test]
+fn several_matrices() {
+    for (name, m) in [("q4_k", 1), ("q6_k", 3), ("f16", 1)] {
+        for n in [[40, 7, 33], [3, 90, 0], [17, 1, 1]] {
+            several(Quant::named(name), n, m);
+        }
+    }
+}
+
+fn several(q: Quant, n: [usize; 3], m: usize) {
+    let gpu = gpu();
+    let (k, rows) = (512, 2);
+    let random = &mut Random(n[0] as u64);
+    let x = random.units(k * m);
+    let matrices = n.map(|n| (q.random(random, k * n), random.units(n)));
+    let buffers = matrices.each_ref().map(|(w, bias)| (gpu.upload_weights(w), gpu.upload(bias)));
+    let [weights, bias] = [
+        buffers.each_ref().map(|(w, _)| w.address()),
+        buffers.each_ref().map(|(_, bias)| bias.address()),
+    ];
+    let push = MulMatVec {
+        weights: weights[0],
+        weights2: weights[1],
+        weights3: weights[2],
+        bias: bias[0],
+        bias2: 0,
+        bias3: bias[2],
+        k: k as u32,
+        n: n[0] as u32,
+        n2: n[1] as u32,
+        n3: n[2] as u32,
+        m: m as u32,
+        x_div: 1,
+        ..Default::default()
+    };
+    let blocks = n.map(|n| (n as u32).div_ceil(gpu.subgroups(WORKGROUP) * rows)).iter().sum();
+    let name = format!("mul_mat_vec.{}", q.name);
+    let x_buffer = gpu.upload(&x);
+    for groups in [blocks, 2] {
+        let y = n.map(|n| gpu.nans(n * m));
+        let all = [&x_buffer, &y[0], &x_buffer, &x_buffer, &y[0], &y[1], &y[2]];
+        let spec = [WORKGROUP, 0, 2, rows, 1, 512, 0];
+        gpu.run(&name, &spec, &push, &all, [groups, 1, (m as u32).div_ceil(2)]);
+        for (i, (w, bias)) in matrices.iter().enumerate().filter(|(i, _)| n[*i] > 0) {
+            let (w, bias) = (q.dequantize(w), if i == 1 { &[][..] } else { bias });
+            let expected: Vec<_> =
+                x.chunks_exact(k).flat_map(|x| mul_mat_row(&w, x, bias)).collect();
+            assert_close(q.name, &gpu.read::<f32>(&y[i]), &expected, 1e-5);
+        }
+    }
+}
+
 /// The norm before the product, of x alone and of x + delta, which is stored.
 #[test]
 fn folded_norms() {

@@ -3,7 +3,7 @@
 use super::{Lowering, NORM_MIN, glu_parts, router_spec};
 use crate::exec::attention::AttentionShape;
 use crate::exec::kernels::{Bound, KernelKey, Launch};
-use crate::graph::{GluOp, Input, KvHalf, Normed, Op, Routing, Shape, Tensor, Weight};
+use crate::graph::{GluOp, Input, KvHalf, Normed, Op, Product, Routing, Shape, Tensor, Weight};
 use crate::push;
 use glam::UVec3;
 
@@ -42,25 +42,40 @@ impl Lowering<'_> {
         }
     }
 
-    /// A dense product of few rows.
-    pub(super) fn mul_mat_vec(&self, w: Weight, bias: u64, x: Input, out: Tensor) -> Launch {
+    /// Dense products of few rows, with matrices of one type.
+    pub(super) fn mul_mat_vec(&self, x: Input, products: &[Product]) -> Launch {
+        let [first, second, third] = [0, 1, 2].map(|i| products.get(i));
+        let Some(&Product { weights: w, out, .. }) = first else {
+            unreachable!("there is a product")
+        };
         let m = self.shape(out).rows;
-        let t = self.tuning.mat_vec.dense(w, m);
+        let n: Vec<u32> = products.iter().map(|p| p.weights.n).collect();
+        let t = self.tuning.mat_vec.several(w, &n, m);
         let Rows { bindings: [x, delta, sum], norm, weight, eps, store_sum } = self.rows(x, out);
         let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(false, norm));
+        let address = |p: Option<&Product>| p.map_or(0, |p| self.residency.address(p.weights.id));
+        let bias = |p: Option<&Product>| self.residency.optional(p.and_then(|p| p.bias));
+        let n_rows = |p: Option<&Product>| p.map_or(0, |p| p.weights.n);
         let push = push::MulMatVec {
-            weights: self.residency.address(w.id),
+            weights: address(first),
+            weights2: address(second),
+            weights3: address(third),
             table: 0,
-            bias,
+            bias: bias(first),
+            bias2: bias(second),
+            bias3: bias(third),
             norm: weight,
             k: w.k,
             n: w.n,
+            n2: n_rows(second),
+            n3: n_rows(third),
             m,
             x_div: 1,
             eps,
             store_sum,
         };
-        Launch::new(kernel, push, &[x, self.bound(out), x, delta, sum], t.groups).striding()
+        let [y, y2, y3] = [first, second, third].map(|p| self.bound(p.map_or(out, |p| p.out)));
+        Launch::new(kernel, push, &[x, y, x, delta, sum, y2, y3], t.groups).striding()
     }
 
     /// Products of few pairs with an expert each.
@@ -78,7 +93,7 @@ impl Lowering<'_> {
         let table = self.table(w.id);
         let push = push::MulMatVec { table, bias, k: w.k, n: w.n, m, x_div, ..Default::default() };
         let [x, y, ids] = [x, out, routing.ids].map(|t| self.bound(t));
-        Launch::new(kernel, push, &[x, y, ids, x, y], t.groups).striding()
+        Launch::new(kernel, push, &[x, y, ids, x, y, y, y], t.groups).striding()
     }
 
     /// Gate, up and their activation, of few rows or pairs. Without `up` both are in `gate`.
