@@ -131,7 +131,7 @@ fn kernels_one_by_one() {
     };
     for n_prompt in [40, 0] {
         // Others are parts of fused ops on some devices.
-        for op in ["attn_q", "attn_output", "output", "token_embd"] {
+        for op in ["attn_output", "output", "token_embd"] {
             let found = of(n_prompt, op);
             assert!(!found.is_empty(), "{op} of {n_prompt} tokens is missing");
         }
