@@ -7,13 +7,12 @@
 // A row of y is one long product: the experts' rows r one after the other with weights[t][s] * x.
 // Bindings: 0 x f32[n_tokens * n_used][k], 1 y f32[n_tokens][n], 2 ids u32[n_tokens][n_used], 3 weights
 // f32[n_tokens][n_used].
-// Specialization: 1 ROWS, 2 UNITS, 3 CHUNK (see mat_vec.glsl), 4 EXPERTS of the table.
+// Specialization: 1 ROWS, 2 UNITS, 3 CHUNK (see mat_vec.glsl).
 // Grid: x, y folded over blocks of subgroups * ROWS rows; any number of blocks is right, they stride.
 // z = tokens.
 layout(constant_id = 1) const uint ROWS = 1;
 layout(constant_id = 2) const uint UNITS = 1;
 layout(constant_id = 3) const uint CHUNK = 128;
-layout(constant_id = 4) const uint EXPERTS = 1;
 layout(push_constant, scalar) uniform Push {
     uint64_t table; // u64[n_expert]: addresses of the experts' matrices
     uint k;
@@ -27,8 +26,6 @@ layout(binding = 1, scalar) writeonly buffer Y { float y[]; };
 layout(binding = 2, scalar) readonly buffer Ids { uint ids[]; };
 layout(binding = 3, scalar) readonly buffer Weights { float weights[]; };
 const uint COLS = 1;
-const uint TABLES = 1;
-#include "expert_table.glsl"
 #include "mat_vec.glsl"
 
 uint64_t row_offset[ROWS];
@@ -38,7 +35,7 @@ uint slot_units; // of one expert's row
 // By lane: the units of a batch are of several experts.
 Unit row_unit(uint r, uint u) {
     uint slot = u / slot_units;
-    uint64_t expert = expert_address(0, ids[first_slot + slot]);
+    uint64_t expert = U64s(p.table).u[ids[first_slot + slot]];
     return load_unit(expert + row_offset[r], u - slot * slot_units, p.k);
 }
 uint unit_of_row(uint u) { return u % slot_units; }
@@ -69,8 +66,6 @@ void main() {
     uint token = gl_WorkGroupID.z;
     first_slot = token * p.n_used;
     slot_units = row_units(p.k);
-    fetch_table(0, p.table);
-    barrier();
     uint n_units = p.n_used * slot_units;
     uint block_rows = gl_NumSubgroups * ROWS;
     uint n_blocks = (p.n + block_rows - 1) / block_rows;

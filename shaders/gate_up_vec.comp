@@ -5,15 +5,15 @@
 // The first half of a feed-forward block for few tokens: gate and up with their activation,
 //   y[t][r] = glu(sum_k G[r][k] * x[t][k], sum_k U[r][k] * x[t][k]), r < n.
 //   dense    t < m, in blocks of COLS
-//   EXPERTS  pair q < m is its own column: G and U are those of expert ids[q]; x row = q / x_div; y row = q
+//   GROUPED  pair q < m is its own column: G and U are those of expert ids[q]; x row = q / x_div; y row = q
 // U begins at row up_first of its matrix: where both are in one, that is gate's, and up_first n.
 // With NORM (see staged_norm.glsl) x is s / rms(s) * norm, s = x (+ delta).
-// Bindings: 0 x f32[][k], 1 y f32[m][n], 2 ids u32[m] (EXPERTS only), 3 delta and 4 sum f32[m][k] (NORM 2).
-// Specialization: 1 EXPERTS of a table; 0 = dense, 2 COLS (1..8; 1 with EXPERTS), 3 ROWS (even: gate, up, gate, ...), 4 UNITS,
+// Bindings: 0 x f32[][k], 1 y f32[m][n], 2 ids u32[m] (GROUPED only), 3 delta and 4 sum f32[m][k] (NORM 2).
+// Specialization: 1 GROUPED, 2 COLS (1..8; 1 if GROUPED), 3 ROWS (even: gate, up, gate, ...), 4 UNITS,
 // 5 CHUNK (see mat_vec.glsl), 6 NORM (k a multiple of 4 then), 7 OP of glu.glsl.
 // Grid: x, y folded over blocks of subgroups * ROWS / 2 rows of y; any number of blocks is right, they
 // stride. z = blocks of COLS columns, or pairs.
-layout(constant_id = 1) const uint EXPERTS = 0;
+layout(constant_id = 1) const uint GROUPED = 0;
 layout(constant_id = 2) const uint COLS = 1;
 layout(constant_id = 3) const uint ROWS = 2;
 layout(constant_id = 4) const uint UNITS = 1;
@@ -41,8 +41,6 @@ layout(binding = 1, scalar) writeonly buffer Y { float y[]; };
 layout(binding = 2, scalar) readonly buffer Ids { uint ids[]; };
 layout(binding = 3, std430) readonly buffer Delta { vec4 delta4[]; };
 layout(binding = 4, std430) writeonly buffer Sum { vec4 sum4[]; };
-const uint TABLES = 2;
-#include "expert_table.glsl"
 #include "mat_vec.glsl"
 #include "staged_norm.glsl"
 
@@ -51,21 +49,14 @@ Unit row_unit(uint r, uint u) { return load_unit(row[r], u, p.k); }
 uint unit_of_row(uint u) { return u; }
 
 void main() {
-    uint first_col = EXPERTS != 0 ? gl_WorkGroupID.z : gl_WorkGroupID.z * COLS;
-    uint64_t gate = p.gate;
-    uint64_t up = p.up;
-    if (EXPERTS != 0) {
-        uint expert = ids[first_col];
-        fetch_table(0, p.gate);
-        fetch_table(1, p.up);
-        barrier();
-        gate = expert_address(0, expert);
-        up = expert_address(1, expert);
-    }
+    uint first_col = GROUPED != 0 ? gl_WorkGroupID.z : gl_WorkGroupID.z * COLS;
+    uint expert = GROUPED != 0 ? ids[first_col] : 0;
+    uint64_t gate = GROUPED != 0 ? U64s(p.gate).u[expert] : p.gate;
+    uint64_t up = GROUPED != 0 ? U64s(p.up).u[expert] : p.up;
     uint x_row[COLS];
     [[unroll]] for (uint c = 0; c < COLS; c++) {
         // Columns past the last repeat it.
-        x_row[c] = EXPERTS != 0 ? first_col / p.x_div : min(first_col + c, p.m - 1);
+        x_row[c] = GROUPED != 0 ? first_col / p.x_div : min(first_col + c, p.m - 1);
     }
     uint n_units = row_units(p.k);
     uint block_rows = gl_NumSubgroups * (ROWS / 2);

@@ -1,5 +1,4 @@
-// The choice of a token's experts from the router's logits, by a workgroup: its first subgroup scores them,
-// and all threads find who is among the best, without going through them one after the other.
+// The choice of a token's experts from the router's logits, by the first subgroup of a workgroup.
 //   score  = GATING 0: softmax(logits), 1: sigmoid(logits), 2: logits, softmax over the chosen at the end
 //   chosen = the n_used largest score + bias, in descending order, of equals the lower index first
 //   weight = scale * score, with NORM_WEIGHTS divided by max(sum of the chosen scores, norm_min)
@@ -14,27 +13,32 @@ const uint MAX_EXPERTS = 512;
 shared float score[MAX_EXPERTS];  // of all experts
 shared float chosen[MAX_EXPERTS]; // scores of the chosen, by slot
 shared bool no_basis;             // the logits are none
-shared uvec4 keys[MAX_EXPERTS / 4]; // order_key(score + bias); 1 = its group is out; 0 past the last
+shared uint key[MAX_EXPERTS];     // order_key(score + bias); 0 = taken, 1 = its group is out
 shared uint group_key[MAX_EXPERTS];
 
 const uint TAKEN = 0;
 const uint GROUP_OUT = 1;
 
-// The best of group_key[0..n], of equals the lowest index. A lane only touches its own elements.
-uint best_group(uint n) {
-    uvec2 best = uvec2(0, 0xffffffffu);
-    for (uint g = gl_SubgroupInvocationID; g < n; g += gl_SubgroupSize) {
-        best = group_key[g] > best.x ? uvec2(group_key[g], g) : best;
+// A lane's best of keys[0..n], of equals the lowest index. A lane only touches its own elements.
+#define LANE_BEST(NAME, KEYS)                                                                              \
+    uvec2 NAME(uint n) {                                                                                   \
+        uvec2 best = uvec2(0, 0xffffffffu);                                                                \
+        for (uint i = gl_SubgroupInvocationID; i < n; i += gl_SubgroupSize) {                              \
+            best = KEYS[i] > best.x ? uvec2(KEYS[i], i) : best;                                            \
+        }                                                                                                  \
+        return best;                                                                                       \
     }
-    uint most = subgroupMax(best.x);
-    return subgroupMin(best.x == most ? best.y : 0xffffffffu);
+LANE_BEST(lane_best_expert, key)
+LANE_BEST(lane_best_group, group_key)
+
+// The best of all lanes' bests.
+uint best_index(uvec2 lane_best) {
+    uint most = subgroupMax(lane_best.x);
+    return subgroupMin(lane_best.x == most ? lane_best.y : 0xffffffffu);
 }
 
 float from_key(uint k) { return uintBitsToFloat(k >> 31 == 1 ? k & 0x7fffffffu : ~k); }
 uint to_key(uint order) { return max(order, 2); } // clear of TAKEN and GROUP_OUT
-
-uint key(uint i) { return keys[i / 4][i % 4]; }
-void set_key(uint i, uint k) { keys[i / 4][i % 4] = k; }
 
 // Loads the logits into `score`; are they no basis for a choice: a NaN or +inf among them, or all -inf?
 bool load_logits(uint token) {
@@ -86,10 +90,7 @@ void score_experts() {
             score[i] = 1.0 / (1.0 + exp(-score[i]));
         }
         float biased = HAS_BIAS ? score[i] + F32s(p.bias).f[i] : score[i];
-        set_key(i, to_key(order_key(biased)));
-    }
-    if (gl_SubgroupInvocationID < -p.n_expert % 4) {
-        set_key(p.n_expert + gl_SubgroupInvocationID, 0);
+        key[i] = to_key(order_key(biased));
     }
 }
 
@@ -100,14 +101,14 @@ void choose_groups() {
         uint first = 0;
         uint second = 0;
         for (uint i = g * size; i < (g + 1) * size; ++i) {
-            second = max(second, min(first, key(i)));
-            first = max(first, key(i));
+            second = max(second, min(first, key[i]));
+            first = max(first, key[i]);
         }
         float sum = from_key(first) + (second == 0 ? 0.0 : from_key(second));
         group_key[g] = to_key(order_key(sum));
     }
     for (uint n = 0; n < p.n_group_used; ++n) {
-        uint g = best_group(p.n_group);
+        uint g = best_index(lane_best_group(p.n_group));
         if (g % gl_SubgroupSize == gl_SubgroupInvocationID) {
             group_key[g] = TAKEN;
         }
@@ -119,25 +120,24 @@ void drop_groups() {
     uint size = p.n_expert / p.n_group;
     for (uint i = gl_SubgroupInvocationID; i < p.n_expert; i += gl_SubgroupSize) {
         if (i / size >= p.n_group || group_key[i / size] != TAKEN) {
-            set_key(i, GROUP_OUT);
+            key[i] = GROUP_OUT;
         }
     }
 }
 
-// Stores the ids and the scores of the best: an expert's slot is the number of those that come before it.
+// Stores the ids of the best, and leaves each lane the scores of its slots.
 void choose_experts(uint token) {
-    for (uint i = gl_LocalInvocationID.x; i < p.n_expert; i += gl_WorkGroupSize.x) {
-        uvec4 own = uvec4(key(i));
-        uvec4 before = uvec4(0);
-        for (uint j = 0; j < p.n_expert; j += 4) {
-            uvec4 others = keys[j / 4];
-            bvec4 is_lower = lessThan(uvec4(j, j + 1, j + 2, j + 3), uvec4(i));
-            before += uvec4(greaterThan(others, own)) + uvec4(equal(others, own)) * uvec4(is_lower);
+    uvec2 lane_best = lane_best_expert(p.n_expert);
+    for (uint slot = 0; slot < p.n_used; ++slot) {
+        uint expert = best_index(lane_best);
+        float s = subgroupShuffle(score[min(lane_best.y, p.n_expert - 1)], expert % gl_SubgroupSize);
+        if (slot % gl_SubgroupSize == gl_SubgroupInvocationID) {
+            chosen[slot] = s;
+            ids[token * p.n_used + slot] = expert;
         }
-        uint slot = before.x + before.y + before.z + before.w;
-        if (slot < p.n_used) {
-            chosen[slot] = score[i];
-            ids[token * p.n_used + slot] = i;
+        if (expert % gl_SubgroupSize == gl_SubgroupInvocationID) {
+            key[expert] = TAKEN;
+            lane_best = lane_best_expert(p.n_expert);
         }
     }
 }
@@ -166,7 +166,8 @@ void store_weights(uint token) {
     }
 }
 
-// Chooses for one token. To be called by the whole workgroup.
+// Chooses for one token. To be called by the whole workgroup: where lanes look at what others wrote, there is
+// a barrier of it (lavapipe 26.1 never comes back from one of the subgroup while other subgroups are elsewhere).
 void choose(uint token) {
     bool works = gl_SubgroupID == 0;
     barrier(); // the token before
@@ -196,10 +197,8 @@ void choose(uint token) {
             drop_groups();
         }
     }
-    barrier();
-    choose_experts(token);
-    barrier();
     if (works) {
+        choose_experts(token);
         store_weights(token);
     }
 }

@@ -13,8 +13,8 @@ bool is_last_of(uint n, uint counter) {
     if (gl_LocalInvocationID.x == 0) {
         memoryBarrierBuffer();
         came_last = atomicAdd(status[1 + counter], 1) == n - 1;
+        memoryBarrierBuffer();
         if (came_last) {
-            memoryBarrierBuffer();
             status[1 + counter] = 0;
         }
     }

@@ -23,8 +23,6 @@ const CHUNK_STEP: u32 = 128;
 const CHUNK_STEP_BYTES: u32 = CHUNK_STEP * 4 + CHUNK_STEP / 32 * 16;
 /// Shared memory of a workgroup for activations: several workgroups are to fit side by side.
 const TILE_BYTES: u32 = 28 << 10;
-/// What else a workgroup has in shared memory: two tables of 512 experts.
-const TABLE_BYTES: u32 = 8 << 10;
 
 /// What a device is good at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +84,7 @@ impl MatVecSizes {
     /// Those of a device.
     pub fn new(info: &DeviceInfo) -> Self {
         let subgroup = info.subgroup.default;
-        let tile_bytes = info.limits.shared_bytes.saturating_sub(TABLE_BYTES).min(TILE_BYTES);
+        let tile_bytes = info.limits.shared_bytes.min(TILE_BYTES);
         let subgroups =
             |threads: u32| (threads.min(info.limits.workgroup_invocations) / subgroup).max(1);
         match info.kind {
@@ -197,10 +195,9 @@ impl MatVecSizes {
 }
 
 impl MatVec {
-    /// Specialization constants of `mul_mat_vec`, whose products are `by_expert` or not (1 or 0), and the
-    /// first ones of `gate_up_vec`, which goes by so many experts.
-    pub fn spec(&self, by_expert: u32, norm: u32) -> [u32; 7] {
-        [self.local, by_expert, self.cols, self.rows, self.units, self.chunk, norm]
+    /// Specialization constants of `mul_mat_vec`, and the first ones of `gate_up_vec`.
+    pub fn spec(&self, grouped: bool, norm: u32) -> [u32; 7] {
+        [self.local, u32::from(grouped), self.cols, self.rows, self.units, self.chunk, norm]
     }
 }
 

@@ -9,7 +9,6 @@ use crate::reference::random::Random;
 use vkmoe::push::DownCombineVec;
 
 const WORKGROUP: u32 = 64;
-const N_EXPERT: usize = 5;
 
 /// The last three are specialization constants.
 #[derive(Clone, Copy)]
@@ -67,7 +66,7 @@ fn check(case: Case) {
     let gpu = gpu();
     let Shape { q, k, n, m, .. } = case.shape;
     let pairs = Shape { m: m * case.n_used, ..case.shape };
-    let operands = Operands::grouped(&gpu, pairs, N_EXPERT, 1);
+    let operands = Operands::grouped(&gpu, pairs, 5, 1);
     let weights = Random(3).units(m * case.n_used);
     let expected = combine_sums(&operands.expected, &weights, case.n_used, n);
     let push = DownCombineVec {
@@ -80,7 +79,7 @@ fn check(case: Case) {
     let (x, ids) = (gpu.upload(&operands.x), gpu.upload(&operands.ids));
     let weights = gpu.upload(&weights);
     let groups = (n as u32).div_ceil(gpu.subgroups(WORKGROUP) * case.rows).min(case.groups);
-    let spec = [WORKGROUP, case.rows, case.units, case.chunk, N_EXPERT as u32];
+    let spec = [WORKGROUP, case.rows, case.units, case.chunk];
     let name = format!("down_combine_vec.{}", q.name);
     let found = twice(&name, || {
         let y = gpu.nans(n * m);

@@ -47,8 +47,9 @@ impl Case {
         }
     }
 
-    fn spec(&self, n_expert: usize, norm: u32) -> [u32; 8] {
-        [WORKGROUP, n_expert as u32, self.cols, self.rows, self.units, self.chunk, norm, self.op]
+    fn spec(&self, grouped: bool, norm: u32) -> [u32; 8] {
+        let grouped = u32::from(grouped);
+        [WORKGROUP, grouped, self.cols, self.rows, self.units, self.chunk, norm, self.op]
     }
 
     fn grid(&self, subgroups: u32) -> [u32; 3] {
@@ -135,7 +136,7 @@ fn dense(case: Case) {
     let up = operands.weights + (q.row_bytes(k) * n / 2) as u64;
     run(
         &case,
-        (0, 0),
+        0,
         &case.push(operands.weights, up),
         &[&gpu.upload(&operands.x)],
         &operands.expected,
@@ -151,7 +152,7 @@ fn grouped(case: Case, n_expert: usize, x_div: usize) {
     let up_table = gpu.upload(&ups);
     let push = GateUpVec { x_div: x_div as u32, ..case.push(operands.table, up_table.address()) };
     let buffers = [&gpu.upload(&operands.x), &gpu.upload(&operands.ids)];
-    run(&case, (n_expert, 0), &push, &buffers, &operands.expected);
+    run(&case, 0, &push, &buffers, &operands.expected);
 }
 
 fn normed(case: Case, norm: u32) {
@@ -167,29 +168,24 @@ fn normed(case: Case, norm: u32) {
     let up = weights.address() + (q.row_bytes(k) * n / 2) as u64;
     let push = GateUpVec { norm: norm_weights.address(), ..case.push(weights.address(), up) };
     let (x, delta, sum) = (gpu.upload(&rows.x), gpu.upload(&rows.delta), gpu.nans(k * m));
-    run(&case, (0, norm), &push, &[&x, &x, &delta, &sum], &expected);
+    run(&case, norm, &push, &[&x, &x, &delta, &sum], &expected);
     if norm == 2 {
         assert_eq!(gpu.read::<f32>(&sum), rows.sum);
     }
 }
 
 /// `buffers`: all bindings but y.
-fn run(
-    case: &Case,
-    (n_expert, norm): (usize, u32),
-    push: &GateUpVec,
-    buffers: &[&Buffer],
-    expected: &[Sum],
-) {
+fn run(case: &Case, norm: u32, push: &GateUpVec, buffers: &[&Buffer], expected: &[Sum]) {
     let gpu = gpu();
     let Shape { q, n, m, .. } = case.shape;
     let name = format!("gate_up_vec.{}", q.name);
+    let is_grouped = buffers.len() == 2;
     let found = twice(&name, || {
         let y = gpu.nans(n / 2 * m);
         let mut all = vec![buffers[0], &y];
         all.extend(&buffers[1..]);
         let grid = case.grid(gpu.subgroups(WORKGROUP));
-        gpu.run(&name, &case.spec(n_expert, norm), push, &all, grid);
+        gpu.run(&name, &case.spec(is_grouped, norm), push, &all, grid);
         gpu.read(&y)
     });
     assert_gated(case, &found, expected);

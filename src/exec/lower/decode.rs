@@ -52,7 +52,7 @@ impl Lowering<'_> {
         let n: Vec<u32> = products.iter().map(|p| p.weights.n).collect();
         let t = self.tuning.mat_vec.several(w, &n, m);
         let Rows { bindings: [x, delta, sum], norm, weight, eps, store_sum } = self.rows(x, out);
-        let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(0, norm));
+        let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(false, norm));
         let address = |p: Option<&Product>| p.map_or(0, |p| self.residency.address(p.weights.id));
         let bias = |p: Option<&Product>| self.residency.optional(p.and_then(|p| p.bias));
         let n_rows = |p: Option<&Product>| p.map_or(0, |p| p.weights.n);
@@ -89,7 +89,7 @@ impl Lowering<'_> {
     ) -> Launch {
         let m = self.shape(out).rows;
         let t = self.tuning.mat_vec.by_expert(w, m);
-        let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(1, 0));
+        let kernel = KernelKey::of_type::<push::MulMatVec>(w.ty, &t.spec(true, 0));
         let table = self.table(w.id);
         let push = push::MulMatVec { table, bias, k: w.k, n: w.n, m, x_div, ..Default::default() };
         let [x, y, ids] = [x, out, routing.ids].map(|t| self.bound(t));
@@ -109,8 +109,7 @@ impl Lowering<'_> {
         let t = self.tuning.mat_vec.gate_up(gate, n, m, routing.map(|_| m));
         let Rows { bindings: [x, delta, sum], norm, weight, eps, store_sum } = self.rows(x, out);
         let (op, alpha, limit) = glu_parts(glu);
-        let experts = routing.map_or(0, |_| gate.n_expert);
-        let spec = [&t.spec(experts, norm)[..], &[op]].concat();
+        let spec = [&t.spec(routing.is_some(), norm)[..], &[op]].concat();
         let address = |w: Weight| match routing {
             Some(_) => self.table(w.id),
             None => self.residency.address(w.id),
