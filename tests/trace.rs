@@ -43,6 +43,14 @@ fn spans_of<'a>(trace: &'a Trace, track: Track, name: &str) -> Vec<&'a Span> {
     spans
 }
 
+/// The kernels of the layer of a copied tensor that are called by it, alone or with others: `gate+up`.
+fn readers_of<'a>(trace: &'a Trace, copy: &Span) -> Vec<&'a Span> {
+    let reads = |span: &&Span| {
+        span.il == copy.il && span.kind().split('+').any(|tensor| tensor == copy.kind())
+    };
+    trace.on(Track::Compute).filter(reads).collect()
+}
+
 /// Every tensor that was copied has kernels that read it; each begins after a copy has ended, and none
 /// runs while a copy of its tensor does.
 fn assert_readers_follow_copies(trace: &Trace) {
@@ -50,12 +58,7 @@ fn assert_readers_follow_copies(trace: &Trace) {
     assert_eq!(tensors.len(), 3 * N_LAYERS as usize, "{tensors:?}");
     for name in tensors {
         let copies = spans_of(trace, Track::Copy, name);
-        // A kernel that reads gate and up is called by gate.
-        let reader = name.replace("ffn_up_exps", "ffn_gate_exps");
-        let mut kernels = spans_of(trace, Track::Compute, name);
-        if kernels.is_empty() {
-            kernels = spans_of(trace, Track::Compute, &reader);
-        }
+        let kernels = readers_of(trace, copies[0]);
         assert!(!kernels.is_empty(), "nothing reads {name}");
         for kernel in kernels {
             let runs_beside = |copy: &&&Span| {

@@ -6,14 +6,13 @@ use super::cold::{Cold, Variant};
 use super::kernels::{Bound, KernelKey, Launch};
 use super::lower::{Lowering, Step};
 use super::pace::{self, Cost};
-use super::record::split;
+use super::record::{joined_names, split};
 use super::run::{Executor, Pass, RESULTS_OFFSET, Workspace};
 use super::stopwatch::{Stopwatch, median};
 use super::tuning::Tuning;
 use crate::error::Result;
 use crate::graph::scratch::{self, Layout};
 use crate::graph::{Graph, Op, Tensor, WeightId};
-use crate::model::weights::WeightInfo;
 use crate::vk::{Binding, Buffer, Device, Lane, MemoryKind, Recorder, Replay};
 use glam::UVec3;
 use std::collections::{HashMap, HashSet};
@@ -144,10 +143,7 @@ impl<'a> List<'a> {
                 (None, Op::CopyRows { .. }) => None, // only what follows the layers does that
                 _ => il,
             };
-            let name = match weights.as_slice() {
-                [] => op.name().to_owned(),
-                weights => weights.iter().map(|w| short_name(w)).collect::<Vec<_>>().join("+"),
-            };
+            let name = joined_names(&weights).unwrap_or_else(|| op.name().to_owned());
             for (i, step) in lowering.steps(op).into_iter().enumerate() {
                 // What an op has to do is done by its first launch, but for what prepares or joins.
                 let cost = (i == 0).then(|| pace::cost(graph, op, n_kv(pass)));
@@ -209,14 +205,10 @@ struct Timing<'a> {
 
 impl Timing<'_> {
     fn inputs(&self) -> Result<()> {
-        let workspace = self.workspace;
-        let bytes = u64::from(self.pass.shape.n_tokens) * 4;
-        let tokens = self.graph.tokens.map_or(0, |t| self.layout.offsets[t.0 as usize]);
-        let half = workspace.inputs.bytes() / 2;
+        let n_tokens = self.pass.shape.n_tokens;
         self.run("ops.inputs", |recorder| {
-            recorder.copy(&workspace.inputs, 0, &self.scratch, tokens, bytes);
-            recorder.copy(&workspace.inputs, half, &workspace.positions, 0, bytes);
-            recorder.fill(&workspace.status, 0..workspace.status.bytes(), 0);
+            let places = (self.graph, self.layout);
+            self.workspace.record_inputs(recorder, &self.scratch, n_tokens, places);
         })
     }
 
@@ -388,16 +380,6 @@ fn named_weights(op: &Op) -> Vec<WeightId> {
         Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
         op => op.weights().map(|weight| weight.id).collect(),
     }
-}
-
-/// `blk.3.ffn_gate_exps.weight`: `ffn_gate_exps`
-fn short_name(weight: &WeightInfo) -> &str {
-    let name = weight.name.strip_suffix(".weight").unwrap_or(&weight.name);
-    let without_layer = |name: &'_ str| -> Option<usize> {
-        weight.layer?;
-        Some(name.strip_prefix("blk.")?.find('.')? + "blk.".len() + 1)
-    };
-    &name[without_layer(name).unwrap_or(0)..]
 }
 
 /// Bytes of the activations that a launch may touch.

@@ -12,8 +12,9 @@ use super::run::{Pass, RESULTS_OFFSET, STATUS_BYTES, Workspace};
 use crate::error::Result;
 use crate::graph::scratch::Layout;
 use crate::graph::{Graph, Op};
+use crate::model::weights::WeightInfo;
 use crate::stream::Streamer;
-use crate::vk::{Binding, Commands, Lane, Point, Recorder, Replay};
+use crate::vk::{Binding, Buffer, Commands, Lane, Point, Recorder, Replay};
 use glam::UVec3;
 
 /// A recorded pass.
@@ -193,14 +194,10 @@ impl<'a> Recording<'a> {
 
     /// Takes over what the host wrote.
     fn inputs(&mut self) -> Result<()> {
-        let workspace = self.workspace;
-        let bytes = u64::from(self.pass.shape.n_tokens) * 4;
-        let tokens = self.graph.tokens.map_or(0, |t| self.layout.offsets[t.0 as usize]);
-        let (inputs, half) = (&workspace.inputs, workspace.inputs.bytes() / 2);
+        let (workspace, n_tokens) = (self.workspace, self.pass.shape.n_tokens);
+        let (graph, layout) = (self.graph, self.layout);
         let recorder = self.recorder()?;
-        recorder.copy(inputs, 0, &workspace.scratch, tokens, bytes);
-        recorder.copy(inputs, half, &workspace.positions, 0, bytes);
-        recorder.fill(&workspace.status, 0..STATUS_BYTES, 0);
+        workspace.record_inputs(recorder, &workspace.scratch, n_tokens, (graph, layout));
         recorder.barrier();
         Ok(())
     }
@@ -330,6 +327,21 @@ impl<'a> Recording<'a> {
 }
 
 impl Workspace {
+    /// Copies tokens and positions to where kernels look for them, and clears status and counters.
+    pub(super) fn record_inputs(
+        &self,
+        recorder: &mut Recorder,
+        scratch: &Buffer,
+        n_tokens: u32,
+        (graph, layout): (&Graph, &Layout),
+    ) {
+        let bytes = u64::from(n_tokens) * 4;
+        let tokens = graph.tokens.map_or(0, |t| layout.offsets[t.0 as usize]);
+        recorder.copy(&self.inputs, 0, scratch, tokens, bytes);
+        recorder.copy(&self.inputs, self.inputs.bytes() / 2, &self.positions, 0, bytes);
+        recorder.fill(&self.status, 0..STATUS_BYTES, 0);
+    }
+
     pub(super) fn binding<'a>(&'a self, bound: Bound, kv: &'a KvCache) -> Binding<'a> {
         match bound {
             Bound::Scratch { offset, bytes } => Binding { buffer: &self.scratch, offset, bytes },
@@ -340,16 +352,24 @@ impl Workspace {
     }
 }
 
-/// How an op is called in a trace: by its weight, or by layer and kind.
+/// How an op is called in a trace: by its weights, or by layer and kind.
 fn op_label(op: &Op, model: &crate::model::Model, il: Option<u32>) -> String {
-    if let Some(weight) = op.weights().next() {
-        let name = &model.weights[weight.id.0 as usize].name;
-        return name.strip_suffix(".weight").unwrap_or(name).to_string();
+    let weights: Vec<_> = op.weights().map(|w| &model.weights[w.id.0 as usize]).collect();
+    let layer = match weights.first() {
+        Some(weight) => weight.layer,
+        None => il,
+    };
+    let kind = joined_names(&weights).unwrap_or_else(|| op.name().to_owned());
+    match layer {
+        Some(il) => format!("blk.{il}.{kind}"),
+        None => kind,
     }
-    match il {
-        Some(il) => format!("blk.{il}.{}", op.name()),
-        None => op.name().to_string(),
-    }
+}
+
+/// `ffn_gate_exps+ffn_up_exps`: weights without their layer; `None` for none.
+pub(super) fn joined_names(weights: &[&WeightInfo]) -> Option<String> {
+    let names: Vec<&str> = weights.iter().map(|weight| weight.name_in_layer()).collect();
+    (!names.is_empty()).then(|| names.join("+"))
 }
 
 /// Cuts a grid into at most `parts` slices along one side: (base, groups) each.

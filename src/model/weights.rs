@@ -37,6 +37,16 @@ impl WeightInfo {
     pub fn bytes(&self) -> u64 {
         self.matrix_bytes * u64::from(self.weight.n_expert)
     }
+
+    /// `blk.3.ffn_gate_exps.weight`: `ffn_gate_exps`
+    pub fn name_in_layer(&self) -> &str {
+        let name = self.name.strip_suffix(".weight").unwrap_or(&self.name);
+        let without_layer = || -> Option<&str> {
+            self.layer?;
+            Some(name.strip_prefix("blk.")?.split_once('.')?.1)
+        };
+        without_layer().unwrap_or(name)
+    }
 }
 
 /// Tensor types that the kernels read. One shader include each, under `shaders/quant`.
