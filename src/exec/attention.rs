@@ -113,6 +113,15 @@ pub enum Weights {
 }
 
 impl AttentionShape {
+    /// That of `n_tokens` with so many heads of queries and of keys, of so many dimensions of keys and values.
+    pub fn new(
+        (n_head, n_head_kv): (u32, u32),
+        (head_k, head_v): (u32, u32),
+        n_tokens: u32,
+    ) -> Self {
+        AttentionShape { head_k, head_v, rows: n_tokens * (n_head / n_head_kv) }
+    }
+
     /// The tile of `flash_attn` with the most scores that fits into shared memory; of equals the one with
     /// more rows, for which keys are decoded less often.
     pub fn tile(self, subgroup: u32) -> AttentionTile {

@@ -3,9 +3,6 @@
 use super::tuning::MulMatTile;
 use crate::vk::{DeviceInfo, DeviceKind};
 
-/// Workgroups that fill a large GPU.
-const ENOUGH_WORKGROUPS: u64 = 256;
-
 /// Tiles of `mul_mat_int8`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Int8Products {
@@ -36,9 +33,7 @@ impl Int8Products {
 
     /// The tile for a dense product of `n` weight rows with `m` rows of x.
     pub fn dense(&self, n: u32, m: u32) -> MulMatTile {
-        let MulMatTile { bm, bn, .. } = self.tile;
-        let groups = u64::from(n.div_ceil(bm)) * u64::from(m.div_ceil(bn));
-        if groups < ENOUGH_WORKGROUPS { self.small } else { self.tile }
+        self.tile.or_if_few(self.small, n, m)
     }
 }
 

@@ -77,7 +77,7 @@ impl Lowering<'_> {
                 vec![match x {
                     Input::Half(x) => self.products(Products::new(weights, bias), x, out),
                     Input::Full(x) if !self.tuning.is_few(self.shape(out).rows) => {
-                        self.mul_mat(weights, bias, x, out)
+                        self.products_f32(Products::new(weights, bias), x, out)
                     }
                     Input::Full(_) | Input::Normed(_) => self.mul_mat_vec(x, &[product]),
                     Input::Int8(x) => self.products_int8(Products::new(weights, bias), x, out),
@@ -89,9 +89,7 @@ impl Lowering<'_> {
                 vec![match (x, routing.groups) {
                     (Input::Half(x), _) => self.products(grouped, x, out),
                     (Input::Int8(x), _) => self.products_int8(grouped, x, out),
-                    (Input::Full(x), Some(groups)) => {
-                        self.mul_mat_id(weights, bias, (x, x_div), groups, out)
-                    }
+                    (Input::Full(x), Some(_)) => self.products_f32(grouped, x, out),
                     (Input::Full(x), None) => {
                         self.mul_mat_vec_id(weights, bias, (x, x_div), routing, out)
                     }
@@ -176,33 +174,45 @@ impl Lowering<'_> {
         Launch::over(KernelKey::new::<push::RmsNorm>(&spec), push, &bindings, items.into())
     }
 
-    fn mul_mat(&self, w: Weight, bias: u64, x: Tensor, out: Tensor) -> Launch {
-        let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
-        let weights = self.residency.address(w.id);
-        let t = self.tuning.mul_mat_dense(w.n, m);
-        let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(false));
-        let push = push::MulMat { weights, table: 0, bias, k: w.k, n: w.n, m, x_div: 1 };
-        let groups = UVec3::new(w.n.div_ceil(t.bm), m.div_ceil(t.bn), 1);
-        Launch::new(kernel, push, &[x, y, x, x], groups)
+    /// Products of f32 rows.
+    fn products_f32(&self, products: Products, x: Tensor, out: Tensor) -> Launch {
+        let Products { weights: w, bias, grouped, .. } = products;
+        let m = self.shape(out).rows;
+        let t = match grouped {
+            // The list is made for the pass, whatever its weights run on.
+            Some((groups, _)) => self.tuning.mul_mat.with_columns(groups.tile),
+            None => self.tuning.mul_mat_dense(w.n, m),
+        };
+        let (weights, table) = self.addresses(w.id, grouped.is_some());
+        let push =
+            push::MulMat { weights, table, bias, k: w.k, n: w.n, m, x_div: products.x_div() };
+        let x = self.bound(x);
+        let ([pairs, tiles], columns) = self.columns(grouped, x, m, t.bn);
+        let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(grouped.is_some()));
+        let groups = UVec3::new(w.n.div_ceil(t.bm), columns, 1);
+        Launch::new(kernel, push, &[x, self.bound(out), pairs, tiles], groups)
     }
 
-    fn mul_mat_id(
+    /// Address of a matrix and of the table of the experts' matrices; a kernel takes one of them.
+    fn addresses(&self, weight: WeightId, is_grouped: bool) -> (u64, u64) {
+        match is_grouped {
+            true => (0, self.table(weight)),
+            false => (self.residency.address(weight), 0),
+        }
+    }
+
+    /// Pairs and tiles of grouped products, or `unused` twice, and how many tiles of `bn` of the `m` rows.
+    fn columns(
         &self,
-        w: Weight,
-        bias: u64,
-        (x, x_div): (Tensor, u32),
-        groups: PairGroups,
-        out: Tensor,
-    ) -> Launch {
-        let (x, y, m) = (self.bound(x), self.bound(out), self.shape(out).rows);
-        // The list is made for the pass, whatever its weights run on.
-        let t = self.tuning.mul_mat.with_columns(groups.tile);
-        let kernel = KernelKey::of_type::<push::MulMat>(w.ty, &t.spec(true));
-        let table = self.table(w.id);
-        let push = push::MulMat { weights: 0, table, bias, k: w.k, n: w.n, m, x_div };
-        let bindings = [x, y, self.bound(groups.pairs), self.bound(groups.tiles)];
-        let n_tiles = self.shape(groups.tiles).rows;
-        Launch::new(kernel, push, &bindings, UVec3::new(w.n.div_ceil(t.bm), n_tiles, 1))
+        grouped: Option<(PairGroups, u32)>,
+        unused: Bound,
+        m: u32,
+        bn: u32,
+    ) -> ([Bound; 2], u32) {
+        match grouped {
+            Some((g, _)) => ([g.pairs, g.tiles].map(|t| self.bound(t)), self.shape(g.tiles).rows),
+            None => ([unused; 2], m.div_ceil(bn)),
+        }
     }
 
     /// Address of the table of an expert tensor's addresses: in slots, or where the experts stay.
@@ -222,12 +232,12 @@ impl Lowering<'_> {
     fn products(&self, products: Products, x: Half, out: Tensor) -> Launch {
         let Products { weights: w, bias, glu, grouped } = products;
         let Shape { rows: m, cols: n } = self.shape(out);
-        let (Some(units), pairs) = (&self.tuning.matrix, grouped.map(|(groups, _)| groups)) else {
+        let Some(units) = &self.tuning.matrix else {
             unreachable!("f16 rows are for matrix units")
         };
         let is_glu = glu.is_some();
-        let chosen = match pairs {
-            Some(groups) => units.grouped(groups.tile, is_glu),
+        let chosen = match grouped {
+            Some((groups, _)) => units.grouped(groups.tile, is_glu),
             None => units.dense(n, m, is_glu),
         };
         let Some(t) = chosen else { unreachable!("a device with matrix units has a tile") };
@@ -241,7 +251,7 @@ impl Lowering<'_> {
         let [mm, mn, mk] = units.shape;
         let spec = [
             units.local_size(t),
-            u32::from(pairs.is_some()),
+            u32::from(grouped.is_some()),
             halves,
             act,
             t.bm,
@@ -254,27 +264,25 @@ impl Lowering<'_> {
             mk,
             t.stages,
         ];
-        let is_grouped = pairs.is_some();
-        let one = |w: WeightId| if is_grouped { 0 } else { self.residency.address(w) };
-        let table = |w: WeightId| if is_grouped { self.table(w) } else { 0 };
+        let (weights, table) = self.addresses(w.id, grouped.is_some());
+        let (weights2, table2) = up.map_or((0, 0), |up| self.addresses(up.id, grouped.is_some()));
         let push = push::MulMatCm {
-            weights: one(w.id),
-            table: table(w.id),
-            weights2: up.map_or(0, |up| one(up.id)),
-            table2: up.map_or(0, |up| table(up.id)),
+            weights,
+            table,
+            weights2,
+            table2,
             bias,
             k: w.k,
             n,
             m,
-            x_div: grouped.map_or(1, |(_, x_div)| x_div),
+            x_div: products.x_div(),
             alpha,
             limit,
         };
-        let (rows, y) = (self.bound(x.rows), self.bound(out));
-        let lists = pairs.map_or([rows; 2], |g| [self.bound(g.pairs), self.bound(g.tiles)]);
-        let bindings = [rows, y, lists[0], lists[1], self.bound(x.scales)];
+        let rows = self.bound(x.rows);
+        let ([pairs, tiles], columns) = self.columns(grouped, rows, m, t.bn);
+        let bindings = [rows, self.bound(out), pairs, tiles, self.bound(x.scales)];
         let rows = if is_glu { t.bm / 2 } else { t.bm };
-        let columns = pairs.map_or(m.div_ceil(t.bn), |g| self.shape(g.tiles).rows);
         let kernel = KernelKey::of_type::<push::MulMatCm>(w.ty, &spec);
         Launch::new(kernel, push, &bindings, UVec3::new(n.div_ceil(rows), columns, 1))
     }
@@ -297,17 +305,12 @@ impl Lowering<'_> {
             unreachable!("rows of bytes are for integer products")
         };
         let t = if grouped.is_some() { int8.tile } else { int8.dense(w.n, m) };
-        let (weights, table) = match grouped {
-            Some(_) => (0, self.table(w.id)),
-            None => (self.residency.address(w.id), 0),
-        };
-        let x_div = grouped.map_or(1, |(_, x_div)| x_div);
-        let push = push::MulMatInt8 { weights, table, bias, k: w.k, n: w.n, m, x_div };
-        let (rows, y) = (self.bound(x.rows), self.bound(out));
-        let lists = |groups: PairGroups| [self.bound(groups.pairs), self.bound(groups.tiles)];
-        let [pairs, tiles] = grouped.map_or([rows; 2], |(groups, _)| lists(groups));
-        let bindings = [rows, y, pairs, tiles, self.bound(x.scales)];
-        let columns = grouped.map_or(m.div_ceil(t.bn), |(g, _)| self.shape(g.tiles).rows);
+        let (weights, table) = self.addresses(w.id, grouped.is_some());
+        let push =
+            push::MulMatInt8 { weights, table, bias, k: w.k, n: w.n, m, x_div: products.x_div() };
+        let rows = self.bound(x.rows);
+        let ([pairs, tiles], columns) = self.columns(grouped, rows, m, t.bn);
+        let bindings = [rows, self.bound(out), pairs, tiles, self.bound(x.scales)];
         let kernel = KernelKey::of_type::<push::MulMatInt8>(w.ty, &t.spec(grouped.is_some()));
         Launch::new(kernel, push, &bindings, UVec3::new(w.n.div_ceil(t.bm), columns, 1))
     }
@@ -361,8 +364,7 @@ impl Lowering<'_> {
     ) -> Vec<Launch> {
         let n_tokens = self.shape(q).rows;
         let sinks = self.residency.optional(a.sinks);
-        let rows = n_tokens * (a.n_head / a.n_head_kv);
-        let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
+        let shape = attention_shape(&a, n_tokens);
         let kind = AttentionKind {
             type_k: self.kv.type_k,
             type_v: self.kv.type_v,
@@ -501,7 +503,13 @@ impl Lowering<'_> {
     }
 }
 
-/// Products of f16 rows with one matrix or two.
+/// What the tile of attention of `n_tokens` is chosen for.
+fn attention_shape(a: &AttentionOp, n_tokens: u32) -> AttentionShape {
+    AttentionShape::new((a.n_head, a.n_head_kv), (a.head_k, a.head_v), n_tokens)
+}
+
+/// Products of many rows with one matrix or two.
+#[derive(Clone, Copy)]
 struct Products {
     weights: Weight,
     /// Address of the bias; 0: none.
@@ -515,6 +523,11 @@ struct Products {
 impl Products {
     fn new(weights: Weight, bias: u64) -> Self {
         Products { weights, bias, glu: None, grouped: None }
+    }
+
+    /// Pairs per row of x.
+    fn x_div(&self) -> u32 {
+        self.grouped.map_or(1, |(_, x_div)| x_div)
     }
 
     fn grouped(self, routing: Routing, x_div: u32) -> Self {

@@ -79,6 +79,12 @@ impl MulMatTile {
         4 * (self.bk * (self.bm + self.bn + 2) + self.bn)
     }
 
+    /// This tile, or `small` if a product of `n` weight rows with `m` rows of x has too few for a large GPU.
+    pub(super) fn or_if_few(self, small: MulMatTile, n: u32, m: u32) -> Self {
+        let groups = u64::from(n.div_ceil(self.bm)) * u64::from(m.div_ceil(self.bn));
+        if groups < ENOUGH_WORKGROUPS { small } else { self }
+    }
+
     /// The same for lists whose tiles have so many rows of x, which is a multiple of what an invocation has.
     pub fn with_columns(self, bn: u32) -> Self {
         MulMatTile { bn, ..self }
@@ -154,9 +160,7 @@ impl Tuning {
 
     /// Tile of a dense product of `n` weight rows with `m` rows of x.
     pub fn mul_mat_dense(&self, n: u32, m: u32) -> MulMatTile {
-        let t = self.mul_mat;
-        let groups = u64::from(n.div_ceil(t.bm)) * u64::from(m.div_ceil(t.bn));
-        if groups < ENOUGH_WORKGROUPS { self.mul_mat_small } else { t }
+        self.mul_mat.or_if_few(self.mul_mat_small, n, m)
     }
 
     /// What passes of `n_tokens` do in one op.
@@ -238,8 +242,7 @@ impl Tuning {
 }
 
 fn attention_shape(a: &AttentionParams, n_tokens: u32) -> AttentionShape {
-    let rows = n_tokens * (a.n_head / a.n_head_kv);
-    AttentionShape { head_k: a.head_k, head_v: a.head_v, rows }
+    AttentionShape::new((a.n_head, a.n_head_kv), (a.head_k, a.head_v), n_tokens)
 }
 
 /// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat`, `int8` or `f32`.

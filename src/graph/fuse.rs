@@ -2,7 +2,8 @@
 //! over the op list, which knows no device, only what [`Fusions`] says.
 
 use super::fuse_decode;
-use super::{GluOp, Graph, Half, Input, Int8, Op, Routing, Tensor, Weight};
+use super::uses::{Uses, replace};
+use super::{Graph, Half, Input, Int8, Op, Routing, Tensor, Weight};
 use crate::gguf::GgmlType;
 use std::collections::HashMap;
 
@@ -46,8 +47,8 @@ impl Format {
 }
 
 /// Fuses what `fusions` names.
-pub fn fuse(graph: Graph, fusions: Fusions) -> Graph {
-    let mut graph = gate_up(graph, fusions);
+pub fn fuse(mut graph: Graph, fusions: Fusions) -> Graph {
+    gate_up(&mut graph, fusions);
     let n_tokens = graph.tokens.map_or(u32::MAX, |t| graph.shape(t).rows);
     if n_tokens <= fusions.few_to {
         fuse_decode::fuse(&mut graph, n_tokens <= fusions.attention_to);
@@ -59,13 +60,37 @@ pub fn fuse(graph: Graph, fusions: Fusions) -> Graph {
     }
 }
 
-/// How often each tensor is read.
-fn n_reads(graph: &Graph) -> HashMap<Tensor, u32> {
-    let mut reads = HashMap::new();
-    for t in graph.ops.iter().flat_map(|op| op.access().0) {
-        *reads.entry(t).or_insert(0) += 1;
+/// gate · x, up · x and the activation, where nothing else reads the products.
+fn gate_up(graph: &mut Graph, fusions: Fusions) {
+    let uses = Uses::of(graph);
+    let mut by = HashMap::new();
+    for (at, op) in graph.ops.iter().enumerate() {
+        let Some((fused, products)) = fuse_glu(graph, &uses, at, op) else { continue };
+        if is_possible(graph, &fused, fusions) {
+            by.extend(products.into_iter().map(|product| (product, None)));
+            by.insert(at, Some(fused));
+        }
     }
-    reads
+    replace(graph, by);
+}
+
+/// The fused op of the activation at `at`, and where the products are that it replaces, if they fit together.
+fn fuse_glu(graph: &Graph, uses: &Uses, at: usize, op: &Op) -> Option<(Op, Vec<usize>)> {
+    let Op::Glu { glu, gate, up, out } = *op else { return None };
+    let product = |t| product_of(graph, uses, t, at, out);
+    let (first, g) = product(gate)?;
+    let second = match up {
+        Some(up) => Some(product(up)?),
+        None => None,
+    };
+    let same = second.as_ref().is_none_or(|(_, u)| {
+        (u.x, u.x_div, u.routing) == (g.x, g.x_div, g.routing)
+            && (u.weights.ty, u.weights.k, u.weights.n) == (g.weights.ty, g.weights.k, g.weights.n)
+    });
+    let up = second.as_ref().map(|(_, u)| u.weights);
+    let products = std::iter::once(first).chain(second.map(|(at, _)| at)).collect();
+    let Product { weights, x, x_div, routing } = g;
+    same.then_some((Op::GateUp { gate: weights, up, glu, x, x_div, routing, out }, products))
 }
 
 /// One product of a gated activation.
@@ -76,10 +101,17 @@ struct Product {
     routing: Option<Routing>,
 }
 
-/// The product that writes `t`, if it is one without bias that nothing but the activation reads.
-fn product_of(ops: &[Op], t: Tensor) -> Option<(usize, Product)> {
-    let (at, op) = ops.iter().enumerate().rev().find(|(_, op)| op.access().1.contains(&t))?;
-    let product = match *op {
+/// The product that writes `t` for the activation at `at` with result `out`, if it is one without bias that
+/// nothing else reads and that could be computed there as well.
+fn product_of(
+    graph: &Graph,
+    uses: &Uses,
+    t: Tensor,
+    at: usize,
+    out: Tensor,
+) -> Option<(usize, Product)> {
+    let made = uses.writer_before(t, at)?;
+    let product = match graph.ops[made] {
         Op::MulMat { weights, bias: None, x, .. } => {
             Product { weights, x, x_div: 1, routing: None }
         }
@@ -88,41 +120,11 @@ fn product_of(ops: &[Op], t: Tensor) -> Option<(usize, Product)> {
         }
         _ => return None,
     };
-    Some((at, product))
-}
-
-/// gate · x, up · x and the activation, where nothing else reads the products.
-fn gate_up(mut graph: Graph, fusions: Fusions) -> Graph {
-    let reads = n_reads(&graph);
-    let ops = std::mem::take(&mut graph.ops);
-    let mut done: Vec<Op> = Vec::with_capacity(ops.len());
-    for op in ops {
-        let fused = match op {
-            Op::Glu { glu, gate, up, out } => {
-                let fused = fuse_glu(&done, glu, (gate, up), out);
-                fused.filter(|(op, taken)| {
-                    let since = taken.first().map_or(&[][..], |&at| &done[at..]);
-                    // What the activation overwrites may be read later: that is its result then.
-                    let is_private = |t: Tensor| {
-                        (t == out || reads.get(&t) == Some(&1))
-                            && !since.iter().any(|op| op.access().0.contains(&t))
-                    };
-                    is_private(gate)
-                        && up.is_none_or(is_private)
-                        && is_possible(&graph, op, fusions)
-                })
-            }
-            _ => None,
-        };
-        if let Some((_, taken)) = &fused {
-            for &at in taken.iter().rev() {
-                done.remove(at);
-            }
-        }
-        done.push(fused.map_or(op, |(op, _)| op));
-    }
-    graph.ops = done;
-    graph
+    // What the activation overwrites may be read later: that is its result then.
+    let is_private = (t == out || uses.readers(t) == [at])
+        && !uses.readers(t).iter().any(|reader| (made + 1..at).contains(reader));
+    let is_movable = product.x.tensors().into_iter().all(|x| uses.is_unchanged(x, made, at));
+    (is_private && is_movable).then_some((made, product))
 }
 
 /// Whether there is a kernel for a fused op.
@@ -138,29 +140,6 @@ fn is_possible(graph: &Graph, op: &Op, fusions: Fusions) -> bool {
             .half_from
             .is_some_and(|from| convertible(graph, op, Format::Half, from).is_some()),
     }
-}
-
-/// The fused op and the indices of the products that it replaces, ascending, if they fit together.
-fn fuse_glu(
-    ops: &[Op],
-    glu: GluOp,
-    (gate, up): (Tensor, Option<Tensor>),
-    out: Tensor,
-) -> Option<(Op, Vec<usize>)> {
-    let (first, g) = product_of(ops, gate)?;
-    let second = match up {
-        Some(up) => Some(product_of(ops, up)?),
-        None => None,
-    };
-    let same = second.as_ref().is_none_or(|(_, u)| {
-        (u.x, u.x_div, u.routing) == (g.x, g.x_div, g.routing)
-            && (u.weights.ty, u.weights.k, u.weights.n) == (g.weights.ty, g.weights.k, g.weights.n)
-    });
-    let up = second.as_ref().map(|(_, u)| u.weights);
-    let mut taken: Vec<usize> = std::iter::once(first).chain(second.map(|(at, _)| at)).collect();
-    taken.sort_unstable();
-    let Product { weights, x, x_div, routing } = g;
-    same.then_some((Op::GateUp { gate: weights, up, glu, x, x_div, routing, out }, taken))
 }
 
 /// Converts the inputs of large products once, before the first that takes them.

@@ -3,6 +3,7 @@
 //! router's product part of its choice, and down projections part of their sum. Pure.
 
 use super::fuse::set_input;
+use super::uses::{Uses, replace};
 use super::{Graph, HeadPrep, Input, KvHalf, Normed, Op, Product, RopeOp, Tensor, WeightId};
 use crate::gguf::GgmlType;
 use std::collections::HashMap;
@@ -20,58 +21,6 @@ pub(super) fn fuse(graph: &mut Graph, with_attention: bool) {
     norm_router(graph);
     norms(graph);
     products(graph);
-}
-
-/// Who reads and who writes a tensor, as indices of ops, ascending.
-#[derive(Default)]
-struct Uses {
-    reads: HashMap<Tensor, Vec<usize>>,
-    writes: HashMap<Tensor, Vec<usize>>,
-}
-
-impl Uses {
-    fn of(graph: &Graph) -> Self {
-        let mut uses = Uses::default();
-        for (i, op) in graph.ops.iter().enumerate() {
-            let (reads, writes) = op.access();
-            reads.into_iter().for_each(|t| uses.reads.entry(t).or_default().push(i));
-            writes.into_iter().for_each(|t| uses.writes.entry(t).or_default().push(i));
-        }
-        uses
-    }
-
-    fn readers(&self, t: Tensor) -> &[usize] {
-        self.reads.get(&t).map_or(&[], Vec::as_slice)
-    }
-
-    /// The one op that reads a tensor, if there is one and it comes after `from`.
-    fn only_reader(&self, t: Tensor, from: usize) -> Option<usize> {
-        match *self.readers(t) {
-            [reader] if reader > from && self.is_written_once(t) => Some(reader),
-            _ => None,
-        }
-    }
-
-    fn is_written_once(&self, t: Tensor) -> bool {
-        self.writes.get(&t).is_some_and(|writes| writes.len() == 1)
-    }
-
-    /// Whether `t` is the same for an op at `from` and for one at `to`.
-    fn is_unchanged(&self, t: Tensor, from: usize, to: usize) -> bool {
-        let writes = self.writes.get(&t).map_or(&[][..], Vec::as_slice);
-        !writes.iter().any(|&at| from < at && at < to)
-    }
-}
-
-/// Replaces ops by others or, with `None`, by nothing.
-fn replace(graph: &mut Graph, by: HashMap<usize, Option<Op>>) {
-    let ops = std::mem::take(&mut graph.ops).into_iter().enumerate();
-    graph.ops = ops
-        .filter_map(|(i, op)| match by.get(&i) {
-            Some(other) => other.clone(),
-            None => Some(op),
-        })
-        .collect();
 }
 
 /// Down projections and the weighted sum that alone reads them.

@@ -8,6 +8,7 @@
 pub mod fuse;
 mod fuse_decode;
 pub mod scratch;
+mod uses;
 
 use crate::gguf::GgmlType;
 

@@ -1,7 +1,6 @@
 //! Ops of passes of few tokens, on the kernels that read each weight once.
 
-use super::{Lowering, NORM_MIN, glu_parts, router_spec};
-use crate::exec::attention::AttentionShape;
+use super::{Lowering, NORM_MIN, attention_shape, glu_parts, router_spec};
 use crate::exec::kernels::{Bound, KernelKey, Launch};
 use crate::graph::{GluOp, Input, KvHalf, Normed, Op, Product, Routing, Shape, Tensor, Weight};
 use crate::push;
@@ -200,8 +199,7 @@ impl Lowering<'_> {
             unreachable!("called for fused attention only")
         };
         let n_tokens = self.shape(q).rows;
-        let rows = n_tokens * (a.n_head / a.n_head_kv);
-        let shape = AttentionShape { head_k: a.head_k, head_v: a.head_v, rows };
+        let shape = attention_shape(&a, n_tokens);
         let Some(t) = self.tuning.decode_attention.tile(shape, n_tokens) else {
             unreachable!("fused where there is a tile")
         };
