@@ -10,22 +10,9 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     }
 }
 
-const uint RUNS = 4;
-struct Unit {
-    uvec4 q[4];
-};
-
-Unit load_unit(uint64_t row, uint u, uint k) {
-    Unit w;
-    [[unroll]] for (uint j = 0; j < 4; j++) {
-        w.q[j] = load_halves8(row, float_run(u, j, k), k);
-    }
-    return w;
-}
+#include "unit_halves.glsl"
 
 vec4 unit_q(Unit w, uint u, uint i) {
     uvec2 two = i % 2 == 0 ? w.q[i / 2].xy : w.q[i / 2].zw;
     return uintBitsToFloat(uvec4(two.x << 16, two.x & 0xffff0000, two.y << 16, two.y & 0xffff0000));
 }
-
-vec2 unit_scale(Unit w, uint u, uint j) { return vec2(1.0, 0.0); }

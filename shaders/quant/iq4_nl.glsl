@@ -8,22 +8,10 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     iq4_scale8(load8_align2(block + (2 + (k & 8))) >> ((k & 16) >> 2), load_half(block), w);
 }
 
-const uint RUNS = 1;
-struct Unit {
-    uint w[5];
-    bool odd;
-};
-
-Unit load_unit(uint64_t row, uint u, uint k) {
-    Unit w;
-    uint64_t block = row + u * 18;
-    w.odd = (uint(block) & 2) != 0;
-    LOAD_WORDS(w.w, 5, block)
-    return w;
-}
+#include "unit_nibbles.glsl"
 
 vec4 unit_q(Unit w, uint u, uint i) {
-    return iq4_values(after_half(w.w[i % 4], w.w[i % 4 + 1], w.odd) >> (i / 4 * 4));
+    return iq4_values(unit_nibbles(w, i));
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return vec2(first_half(w.w[0], w.odd), 0.0); }

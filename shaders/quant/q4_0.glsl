@@ -9,22 +9,10 @@ void decode8(uint64_t row, uint k, out float w[8]) {
     scale8(q, d, -8.0 * d, w);
 }
 
-const uint RUNS = 1;
-struct Unit {
-    uint w[5];
-    bool odd;
-};
-
-Unit load_unit(uint64_t row, uint u, uint k) {
-    Unit w;
-    uint64_t block = row + u * 18;
-    w.odd = (uint(block) & 2) != 0;
-    LOAD_WORDS(w.w, 5, block)
-    return w;
-}
+#include "unit_nibbles.glsl"
 
 vec4 unit_q(Unit w, uint u, uint i) {
-    return bytes((after_half(w.w[i % 4], w.w[i % 4 + 1], w.odd) >> (i / 4 * 4)) & 0x0f0f0f0f);
+    return bytes(unit_nibbles(w, i) & 0x0f0f0f0f);
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return first_half(w.w[0], w.odd) * vec2(1.0, -8.0); }
