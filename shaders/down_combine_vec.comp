@@ -45,7 +45,7 @@ const uint STAGED = 4;
 
 void stage(uint first, uint n) {
     uint slot_vectors = slot_units * 8;
-    for (uint begin = gl_LocalInvocationID.x; begin < n; begin += STAGED * gl_WorkGroupSize.x) {
+    for (uint begin = staging_thread(); begin < n; begin += STAGED * gl_WorkGroupSize.x) {
         vec4 v[STAGED];
         [[unroll]] for (uint j = 0; j < STAGED; j++) {
             // Past the end the last one again.
@@ -56,7 +56,7 @@ void stage(uint first, uint n) {
         [[unroll]] for (uint j = 0; j < STAGED; j++) {
             uint i = begin + j * gl_WorkGroupSize.x;
             if (i < n) {
-                x_tile[tile_slot(i)] = v[j];
+                put_x(0, i, v[j]);
             }
         }
     }

@@ -1,5 +1,4 @@
 #version 460
-#extension GL_EXT_integer_dot_product : require
 #define QUANT_AS_BYTES
 #include "common.glsl"
 #include "weights.glsl"

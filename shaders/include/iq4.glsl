@@ -14,23 +14,16 @@ void iq4_scale8(uvec2 q, float d, out float w[8]) {
     }
 }
 
-// The values of the low halves of four bytes.
-vec4 iq4_values(uint q) {
-    return vec4(iq4_value(q), iq4_value(q >> 8), iq4_value(q >> 16), iq4_value(q >> 24));
-}
-#ifdef QUANT_AS_BYTES
-// 16 nibbles, each in the low half of a byte, as signed bytes.
-uvec4 iq4_bytes(uvec4 q) {
+// The values of four nibbles, each in the low half of a byte, as signed bytes.
+uint iq4_bytes(uint q) {
     const uvec4 VALUES = uvec4(0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535);
-    uvec4 bytes = uvec4(0);
+    uint bytes = 0;
     [[unroll]] for (uint shift = 0; shift < 32; shift += 8) {
-        uvec4 n = q >> shift;
-        bvec4 odd = notEqual(n & 4, uvec4(0));
-        uvec4 low = mix(uvec4(VALUES.x), uvec4(VALUES.y), odd);
-        uvec4 high = mix(uvec4(VALUES.z), uvec4(VALUES.w), odd);
-        uvec4 four = mix(low, high, notEqual(n & 8, uvec4(0)));
+        uint n = q >> shift;
+        uvec2 half8 = (n & 8) == 0 ? VALUES.xy : VALUES.zw;
+        uint four = (n & 4) == 0 ? half8.x : half8.y;
         bytes |= ((four >> ((n & 3) * 8)) & 255) << shift;
     }
     return bytes;
 }
-#endif
+uvec4 iq4_bytes16(uvec4 q) { return uvec4(iq4_bytes(q.x), iq4_bytes(q.y), iq4_bytes(q.z), iq4_bytes(q.w)); }

@@ -6,17 +6,18 @@
 // same reason the first ones are loaded before the activations are staged. Rows longer than CHUNK elements
 // go chunk by chunk.
 //
+// What that memory holds is the matter of two files, of which the macro ACTIVATIONS chooses:
+//   void put_x(uint c, uint i, vec4 v)   stores elements 4 i .. 4 i + 3 of a chunk's column c
+//   uint tile_unit(uint u)               where a unit begins, in the tile's first column
+//   void add_run(uint i, uint u, uint j, uint at, bool valid)
+//                                        adds run j of the lane's unit i, which is u of its row and is at `at`
+//
 // The includer has the specialization constants COLS, ROWS, UNITS, CHUNK (a multiple of 128); the push
 // constant k; activations in rows of k as x[] and x4[]; and defines
 //   Unit row_unit(uint r, uint u)   loads unit u of weight row r of this subgroup's
 //   uint unit_of_row(uint u)        which unit of its row that is
 
-// The tile in shared memory: vec4s of CHUNK elements of each column, after every 8 * RUNS one left out, so
-// that lanes with neighbouring units hit different banks.
-const uint TILE_RUN = 8 * RUNS;
-const uint TILE_COLUMN = CHUNK / 4 + CHUNK / (4 * TILE_RUN);
 const uint CHUNK_UNITS = CHUNK / 32;
-shared vec4 x_tile[COLS * TILE_COLUMN];
 
 Unit row_unit(uint r, uint u);
 uint unit_of_row(uint u);
@@ -45,8 +46,8 @@ void load_batch(uint first, uint end) {
     }
 }
 
-// The vec4 of the tile with elements 4 i .. 4 i + 3 of a chunk's column.
-uint tile_slot(uint i) { return i + i / TILE_RUN; }
+// Threads in the order of subgroups and their lanes.
+uint staging_thread() { return gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID; }
 
 // Elements 4 i .. 4 i + 3 of a row of x, zeros past its end.
 vec4 load_x(uint row, uint i) {
@@ -61,52 +62,18 @@ vec4 load_x(uint row, uint i) {
     return v;
 }
 
-// Elements 4 i .. 4 i + 3 of a unit. What float types have past the row's end may be NaN.
-vec4 row_q(Unit w, uint u, uint i) {
-    vec4 q = unit_q(w, u, i);
-    if (QUANT_BLOCK == 1) {
-        uint n = unit_of_row(u);
-        uint e = n / 4 * 128 + n % 4 * 8 + i / 2 * 32 + i % 2 * 4;
-        q = mix(q, vec4(0.0), greaterThanEqual(uvec4(e, e + 1, e + 2, e + 3), uvec4(p.k)));
-    }
-    return q;
-}
-
-// Run j of the lane's unit u, whose first vec4 in the tile is `at`.
-void add_run(uint i, uint u, uint j, uint at, bool valid) {
-    float part[ROWS][COLS];
-    float x_sum[COLS];
-    [[unroll]] for (uint s = 0; s < 8 / RUNS; s++) {
-        vec4 x[COLS];
-        [[unroll]] for (uint c = 0; c < COLS; c++) {
-            x[c] = x_tile[c * TILE_COLUMN + at + j * 8 + s];
-            float four = (x[c].x + x[c].y) + (x[c].z + x[c].w);
-            x_sum[c] = s == 0 ? four : x_sum[c] + four;
-        }
-        [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            vec4 q = row_q(units[i][r], u, j * (8 / RUNS) + s);
-            [[unroll]] for (uint c = 0; c < COLS; c++) {
-                float t = s == 0 ? q.x * x[c].x : part[r][c] + q.x * x[c].x;
-                part[r][c] = ((t + q.y * x[c].y) + q.z * x[c].z) + q.w * x[c].w;
-            }
-        }
-    }
-    [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        vec2 scale = unit_scale(units[i][r], u, j);
-        [[unroll]] for (uint c = 0; c < COLS; c++) {
-            float t = scale.x * part[r][c] + scale.y * x_sum[c];
-            sums[r][c] += valid ? t : 0.0;
-        }
-    }
-}
+#ifdef ACTIVATIONS
+#include "tile_int16.glsl"
+#else
+#include "tile_f32.glsl"
+#endif
 
 // Adds the loaded batch. `tile_first`: the unit with which the tile begins.
 void add_batch(uint first, uint end, uint tile_first) {
     [[unroll]] for (uint i = 0; i < UNITS; i++) {
         uint u = batch_unit(first, i, end);
         bool valid = first + i * gl_SubgroupSize + gl_SubgroupInvocationID < end;
-        uint in_tile = u - tile_first;
-        uint at = in_tile / RUNS * (TILE_RUN + 1) + in_tile % RUNS * (8 / RUNS);
+        uint at = tile_unit(u - tile_first);
         [[unroll]] for (uint j = 0; j < RUNS; j++) {
             add_run(i, u, j, at, valid);
         }

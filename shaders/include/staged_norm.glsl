@@ -16,7 +16,7 @@ const uint STAGED = NORM == 0 ? 4 : 2;
 void stage_column(uint c, uint row, uint first, uint n, bool store) {
     uint group = gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x;
     uint n_groups = gl_NumWorkGroups.x * gl_NumWorkGroups.y;
-    for (uint begin = gl_LocalInvocationID.x; begin < n; begin += STAGED * gl_WorkGroupSize.x) {
+    for (uint begin = staging_thread(); begin < n; begin += STAGED * gl_WorkGroupSize.x) {
         vec4 s[STAGED];
         vec4 delta[STAGED];
         vec4 norm[STAGED];
@@ -42,7 +42,7 @@ void stage_column(uint c, uint row, uint first, uint n, bool store) {
                 s[j] = inside ? s[j] * norm[j] : vec4(0.0);
             }
             if (i < n) {
-                x_tile[c * TILE_COLUMN + tile_slot(i)] = s[j];
+                put_x(c, i, s[j]);
             }
         }
     }

@@ -1,5 +1,5 @@
 // Units (see weights.glsl) of blocks of 18 bytes: f16 d, then the 16 bytes of 32 nibbles, elements 0..15 low,
-// 16..31 high. What is left to the type are unit_q and unit_scale.
+// 16..31 high. What is left to the type are unit_word and unit_scale.
 const uint RUNS = 1;
 struct Unit {
     uint w[5];

@@ -11,7 +11,9 @@
 //   Unit load_unit(uint64_t row, uint u, uint k)
 //                            loads and does nothing else, so that several units can be on their way
 //   vec4 unit_q(Unit w, uint u, uint i)
-//                            elements 4 i .. 4 i + 3 of the unit, run after run, without scale
+//                            elements 4 i .. 4 i + 3 of the unit, run after run, without scale: float types. All
+//                            others have them as bytes, and say by the macro UNIT_SIGNED whether these have a sign
+//   uint unit_word(Unit w, uint u, uint i)
 //   vec2 unit_scale(Unit w, uint u, uint j)
 //                            of run j: w = x * q + y
 // and, if QUANT_AS_BYTES is defined, all but float types
@@ -116,6 +118,13 @@ uvec4 minus(uvec4 bytes, uint by) { return (bytes + (128 - by) * 0x01010101) ^ 0
 #endif
 
 #include "quant.glsl"
+
+#ifdef UNIT_SIGNED
+vec4 unit_q(Unit w, uint u, uint i) {
+    uint word = unit_word(w, u, i);
+    return UNIT_SIGNED ? signed_bytes(word) : bytes(word);
+}
+#endif
 
 uint64_t row_bytes(uint k) { return uint64_t(k / QUANT_BLOCK * QUANT_BYTES); }
 

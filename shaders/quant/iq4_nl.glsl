@@ -10,9 +10,8 @@ void decode8(uint64_t row, uint k, out float w[8]) {
 
 #include "unit_nibbles.glsl"
 
-vec4 unit_q(Unit w, uint u, uint i) {
-    return iq4_values(unit_nibbles(w, i));
-}
+#define UNIT_SIGNED true
+uint unit_word(Unit w, uint u, uint i) { return iq4_bytes(unit_nibbles(w, i)); }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return vec2(first_half(w.w[0], w.odd), 0.0); }
 #ifdef QUANT_AS_BYTES
@@ -22,6 +21,6 @@ const bool QUANT_HAS_MIN = false;
 void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
     uint64_t block = row + k / 32 * 18;
     scale = vec2(load_half(block), 0.0);
-    q = iq4_bytes(load16_align2(block + 2) >> ((k & 16) >> 2));
+    q = iq4_bytes16(load16_align2(block + 2) >> ((k & 16) >> 2));
 }
 #endif

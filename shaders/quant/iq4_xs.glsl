@@ -26,7 +26,8 @@ Unit load_unit(uint64_t row, uint u, uint k) {
     return Unit(load8_align8(block), uvec2[2](load8_align8(q), load8_align8(q + 8)));
 }
 
-vec4 unit_q(Unit w, uint u, uint i) { return iq4_values(w.q[i % 4 / 2][i % 2] >> (i / 4 * 4)); }
+#define UNIT_SIGNED true
+uint unit_word(Unit w, uint u, uint i) { return iq4_bytes(w.q[i % 4 / 2][i % 2] >> (i / 4 * 4)); }
 
 vec2 unit_scale(Unit w, uint u, uint j) {
     uint b = u % 8;
@@ -43,6 +44,6 @@ void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
     uvec2 head = load8_align8(block);
     uint six = ((head.y >> (j * 4)) & 15) | (((head.x >> (16 + j * 2)) & 3) << 4);
     scale = vec2(unpackHalf2x16(head.x).x * float(int(six) - 32), 0.0);
-    q = iq4_bytes(load16_align8(block + (8 + j * 16)) >> ((k & 16) >> 2));
+    q = iq4_bytes16(load16_align8(block + (8 + j * 16)) >> ((k & 16) >> 2));
 }
 #endif

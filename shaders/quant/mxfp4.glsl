@@ -33,16 +33,21 @@ Unit load_unit(uint64_t row, uint u, uint k) {
     return w;
 }
 
-vec4 unit_q(Unit w, uint u, uint i) {
-    uint n = ((w.w[i % 4] >> w.shift) | ((w.w[i % 4 + 1] << 1) << (31 - w.shift))) >> (i / 4 * 4);
-    vec4 v;
-    [[unroll]] for (uint j = 0; j < 4; j++) {
+// The values of four nibbles, each in the low half of a byte, as signed bytes.
+uint mxfp4_bytes(uint q) {
+    uint bytes = 0;
+    [[unroll]] for (uint shift = 0; shift < 32; shift += 8) {
+        uint n = q >> shift;
         uint four = (n & 4) == 0 ? 0x03020100 : 0x0c080604;
-        float magnitude = byte_at(four, n & 3);
-        v[j] = (n & 8) == 0 ? magnitude : -magnitude;
-        n >>= 8;
+        uint magnitude = (four >> ((n & 3) * 8)) & 15;
+        bytes |= (((n & 8) == 0 ? magnitude : 256 - magnitude) & 255) << shift;
     }
-    return v;
+    return bytes;
+}
+
+#define UNIT_SIGNED true
+uint unit_word(Unit w, uint u, uint i) {
+    return mxfp4_bytes(((w.w[i % 4] >> w.shift) | ((w.w[i % 4 + 1] << 1) << (31 - w.shift))) >> (i / 4 * 4));
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) {
@@ -56,13 +61,7 @@ void decode_bytes16(uint64_t row, uint k, out uvec4 q, out vec2 scale) {
     uint64_t block = row + k / 32 * 17;
     uint e = load_u8(block);
     scale = vec2(uintBitsToFloat(e < 2 ? 0x00200000 << e : (e - 1) << 23), 0.0);
-    uvec4 nibbles = uvec4(load8_align1(block + 1), load8_align1(block + 9)) >> ((k & 16) >> 2);
-    q = uvec4(0);
-    [[unroll]] for (uint shift = 0; shift < 32; shift += 8) {
-        uvec4 n = nibbles >> shift;
-        uvec4 four = mix(uvec4(0x03020100), uvec4(0x0c080604), notEqual(n & 4, uvec4(0)));
-        uvec4 magnitude = (four >> ((n & 3) * 8)) & 15;
-        q |= (mix(magnitude, 256 - magnitude, notEqual(n & 8, uvec4(0))) & 255) << shift;
-    }
+    uvec4 n = uvec4(load8_align1(block + 1), load8_align1(block + 9)) >> ((k & 16) >> 2);
+    q = uvec4(mxfp4_bytes(n.x), mxfp4_bytes(n.y), mxfp4_bytes(n.z), mxfp4_bytes(n.w));
 }
 #endif

@@ -27,7 +27,8 @@ Unit load_unit(uint64_t row, uint u, uint k) {
         U32s(block + 80).u[0]);
 }
 
-vec4 unit_q(Unit w, uint u, uint i) { return bytes((w.q[i % 2] >> (i / 2 * 2)) & 0x03030303); }
+#define UNIT_SIGNED false
+uint unit_word(Unit w, uint u, uint i) { return (w.q[i % 2] >> (i / 2 * 2)) & 0x03030303; }
 
 vec2 unit_scale(Unit w, uint u, uint j) {
     uint scale = w.scales[j / 2] >> (j % 2 * 16 + u % 4 / 2 * 8);

@@ -36,10 +36,11 @@ Unit load_unit(uint64_t row, uint u, uint k) {
         uvec4(scales.u[0], scales.u[1], scales.u[2], scales.u[3]), (uint(block) & 2) != 0);
 }
 
-vec4 unit_q(Unit w, uint u, uint i) {
+#define UNIT_SIGNED false
+uint unit_word(Unit w, uint u, uint i) {
     uint q = halves_from(w.q[i % 2], w.q[i % 2 + 1], w.odd) >> (i / 2 * 2);
     uint high = halves_from(w.high[i % 2], w.high[i % 2 + 1], w.odd) >> (u / 4 % 2 * 4 + i / 2);
-    return bytes((q & 0x03030303) | ((high & 0x01010101) << 2));
+    return (q & 0x03030303) | ((high & 0x01010101) << 2);
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) {

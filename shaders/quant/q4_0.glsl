@@ -11,8 +11,9 @@ void decode8(uint64_t row, uint k, out float w[8]) {
 
 #include "unit_nibbles.glsl"
 
-vec4 unit_q(Unit w, uint u, uint i) {
-    return bytes(unit_nibbles(w, i) & 0x0f0f0f0f);
+#define UNIT_SIGNED false
+uint unit_word(Unit w, uint u, uint i) {
+    return unit_nibbles(w, i) & 0x0f0f0f0f;
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return first_half(w.w[0], w.odd) * vec2(1.0, -8.0); }

@@ -20,7 +20,8 @@ Unit load_unit(uint64_t row, uint u, uint k) {
     return w;
 }
 
-vec4 unit_q(Unit w, uint u, uint i) { return bytes((w.w[1 + i % 4] >> (i / 4 * 4)) & 0x0f0f0f0f); }
+#define UNIT_SIGNED false
+uint unit_word(Unit w, uint u, uint i) { return (w.w[1 + i % 4] >> (i / 4 * 4)) & 0x0f0f0f0f; }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return unpackHalf2x16(w.w[0]); }
 #ifdef QUANT_AS_BYTES

@@ -23,7 +23,8 @@ Unit load_unit(uint64_t row, uint u, uint k) {
     return Unit(U32x4(block).u, U32x4(block + (16 + u % 8 * 16)).u);
 }
 
-vec4 unit_q(Unit w, uint u, uint i) { return bytes((w.q[i % 4] >> (i / 4 * 4)) & 0x0f0f0f0f); }
+#define UNIT_SIGNED false
+uint unit_word(Unit w, uint u, uint i) { return (w.q[i % 4] >> (i / 4 * 4)) & 0x0f0f0f0f; }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return unit_scale_k4(w.head, u / 2 % 4, j); }
 #ifdef QUANT_AS_BYTES

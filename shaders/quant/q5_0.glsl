@@ -25,10 +25,11 @@ Unit load_unit(uint64_t row, uint u, uint k) {
     return w;
 }
 
-vec4 unit_q(Unit w, uint u, uint i) {
+#define UNIT_SIGNED false
+uint unit_word(Unit w, uint u, uint i) {
     uint high = spread_bits(after_half(w.w[0], w.w[1], w.odd) >> (i * 4)).x;
     uint q = after_half(w.w[1 + i % 4], w.w[2 + i % 4], w.odd) >> (i / 4 * 4);
-    return bytes((q & 0x0f0f0f0f) | (high << 4));
+    return (q & 0x0f0f0f0f) | (high << 4);
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return first_half(w.w[0], w.odd) * vec2(1.0, -16.0); }

@@ -22,9 +22,10 @@ Unit load_unit(uint64_t row, uint u, uint k) {
     return Unit(uvec2[3](load8_align8(block), load8_align8(block + 8), load8_align8(block + 16)));
 }
 
-vec4 unit_q(Unit w, uint u, uint i) {
+#define UNIT_SIGNED false
+uint unit_word(Unit w, uint u, uint i) {
     uint high = spread_bits(w.w[0].y >> (i * 4)).x;
-    return bytes(((w.w[1 + i % 4 / 2][i % 2] >> (i / 4 * 4)) & 0x0f0f0f0f) | (high << 4));
+    return ((w.w[1 + i % 4 / 2][i % 2] >> (i / 4 * 4)) & 0x0f0f0f0f) | (high << 4);
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return unpackHalf2x16(w.w[0].x); }

@@ -26,9 +26,10 @@ Unit load_unit(uint64_t row, uint u, uint k) {
     return Unit(U32x4(block).u, U32x4(block + (16 + u % 2 * 16)).u, U32x4(block + (48 + u % 8 * 16)).u);
 }
 
-vec4 unit_q(Unit w, uint u, uint i) {
+#define UNIT_SIGNED false
+uint unit_word(Unit w, uint u, uint i) {
     uint high = (w.high[i % 4] >> (u / 2 % 4 * 2 + i / 4)) & 0x01010101;
-    return bytes(((w.q[i % 4] >> (i / 4 * 4)) & 0x0f0f0f0f) | (high << 4));
+    return ((w.q[i % 4] >> (i / 4 * 4)) & 0x0f0f0f0f) | (high << 4);
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return unit_scale_k4(w.head, u / 2 % 4, j); }

@@ -32,11 +32,12 @@ Unit load_unit(uint64_t row, uint u, uint k) {
         load12(even + (192 + upper * 8)), uint(U16s(block + 208).u[0]), (uint(block) & 2) != 0);
 }
 
-vec4 unit_q(Unit w, uint u, uint i) {
+#define UNIT_SIGNED false
+uint unit_word(Unit w, uint u, uint i) {
     uvec3 low = w.low[i / 2 % 2];
     uint q = halves_from(low[i % 2], low[i % 2 + 1], w.odd) >> (i / 4 * 4);
     uint high = halves_from(w.high[i % 2], w.high[i % 2 + 1], w.odd) >> (i / 2 * 2);
-    return bytes((q & 0x0f0f0f0f) | ((high & 0x03030303) << 4));
+    return (q & 0x0f0f0f0f) | ((high & 0x03030303) << 4);
 }
 
 vec2 unit_scale(Unit w, uint u, uint j) {

@@ -26,7 +26,8 @@ Unit load_unit(uint64_t row, uint u, uint k) {
     return w;
 }
 
-vec4 unit_q(Unit w, uint u, uint i) { return signed_bytes(after_half(w.w[i], w.w[i + 1], w.odd)); }
+#define UNIT_SIGNED true
+uint unit_word(Unit w, uint u, uint i) { return after_half(w.w[i], w.w[i + 1], w.odd); }
 
 vec2 unit_scale(Unit w, uint u, uint j) { return vec2(first_half(w.w[0], w.odd), 0.0); }
 #ifdef QUANT_AS_BYTES

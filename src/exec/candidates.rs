@@ -4,7 +4,7 @@
 use super::attention::{Held, MatrixSizes, Weights, sizes};
 use super::decode_attention::DecodeAttention;
 use super::int8::{self, Int8Products};
-use super::mat_vec::MatVecSizes;
+use super::mat_vec::{Activations, MatVecSizes};
 use super::matrix::{MatrixTile, tile};
 use super::tuning::{MulMatTile, Tuning};
 use crate::vk::{DeviceInfo, DeviceKind};
@@ -120,6 +120,7 @@ fn decode_attention_sizes(chosen: DecodeAttention) -> impl Iterator<Item = Decod
 fn mat_vec_sizes(chosen: MatVecSizes) -> impl Iterator<Item = MatVecSizes> {
     let MatVecSizes { subgroups, rows, words, sums, groups, .. } = chosen;
     let others = [
+        MatVecSizes { activations: Activations::F32, ..chosen },
         MatVecSizes { subgroups: (subgroups / 2).max(1), ..chosen },
         MatVecSizes { subgroups: subgroups * 2, ..chosen },
         MatVecSizes { rows: 1, ..chosen },

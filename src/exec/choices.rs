@@ -3,10 +3,12 @@
 
 use super::attention::AttentionShape;
 use super::kv::KvType;
+use super::mat_vec::Activations;
 use super::matrix::MatrixTile;
 use super::tuning::{MulMatTile, Tuning};
 use crate::gguf::GgmlType;
 use crate::graph::{Weight, WeightId};
+use crate::push::MulMatVec;
 
 /// A row of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,10 +126,15 @@ fn few(t: &Tuning) -> Vec<Choice> {
         Choice {
             op: "product",
             rows: if m == 1 { "1, or 1 an expert".into() } else { format!("up to {m}") },
-            kernel: "mul_mat_vec".into(),
+            kernel: t.mat_vec.kernel::<MulMatVec>(TYPE, &[]).module,
             tile: format!("{} × {} rows a subgroup, {} loads ahead", v.rows, v.cols, v.units),
             workgroup: v.local,
-            why: format!("as fast as weights are read, here {TYPE}"),
+            why: match t.mat_vec.activations {
+                Activations::F32 => format!("as fast as weights are read, here {TYPE}"),
+                Activations::Int16 => {
+                    format!("integers of 16 bits with {TYPE}, by packed dot products")
+                }
+            },
         }
     };
     [1, t.mat_vec_max()].into_iter().map(choice).collect()

@@ -28,8 +28,16 @@ impl KernelKey {
 
     /// The kernel of a tensor type: `mul_mat`, Q4_K: `mul_mat.q4_k`.
     pub fn of_type<P: PushConstants>(ty: crate::gguf::GgmlType, spec: &[u32]) -> Self {
-        let module = format!("{}.{}", P::SHADER, ty.name().to_lowercase());
-        KernelKey { module, spec: spec.to_vec() }
+        Self::of_parts(&[P::SHADER, &ty.name().to_lowercase()], spec)
+    }
+
+    /// Its variant with activations of two bytes: `mul_mat_vec`, Q4_K: `mul_mat_vec.int16.q4_k`.
+    pub fn of_type_int16<P: PushConstants>(ty: crate::gguf::GgmlType, spec: &[u32]) -> Self {
+        Self::of_parts(&[P::SHADER, "int16", &ty.name().to_lowercase()], spec)
+    }
+
+    fn of_parts(parts: &[&str], spec: &[u32]) -> Self {
+        KernelKey { module: parts.join("."), spec: spec.to_vec() }
     }
 }
 

@@ -6,8 +6,10 @@
 //! many rows. What is on its way is in registers, of which more mean fewer subgroups at a time.
 
 use super::grid;
+use super::kernels::KernelKey;
 use crate::gguf::GgmlType;
 use crate::graph::Weight;
+use crate::push::PushConstants;
 use crate::vk::{DeviceInfo, DeviceKind};
 use glam::UVec3;
 
@@ -19,14 +21,38 @@ const UNIT: u32 = 32;
 const UNIT_HEAD_WORDS: u32 = 4;
 /// Chunks are multiples of this.
 const CHUNK_STEP: u32 = 128;
-/// Shared memory of so much of a chunk: a ninth of the tile's vectors may be left out.
+/// Shared memory of so much of a chunk, as floats: a ninth of the tile's vectors may be left out. Integers
+/// take less.
 const CHUNK_STEP_BYTES: u32 = CHUNK_STEP * 4 + CHUNK_STEP / 32 * 16;
+/// Lanes that find the scale of integers together.
+const SCALE_LANES: u32 = 8;
 /// Shared memory of a workgroup for activations: several workgroups are to fit side by side.
 const TILE_BYTES: u32 = 28 << 10;
+
+/// What activations are in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activations {
+    /// Floats, as everywhere else.
+    F32,
+    /// Integers of two bytes with a scale for 32 of them, where weights are bytes (shaders/include/tile_int16.glsl).
+    Int16,
+}
+
+impl Activations {
+    /// Those that a device can have, the best on a GPU first.
+    pub fn of(info: &DeviceInfo) -> &'static [Activations] {
+        match info.optional.integer_dot_product && info.subgroup.default >= SCALE_LANES {
+            true => &[Activations::Int16, Activations::F32],
+            false => &[Activations::F32],
+        }
+    }
+}
 
 /// What a device is good at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatVecSizes {
+    /// What activations are in shared memory.
+    pub activations: Activations,
     /// Invocations of a subgroup.
     pub subgroup: u32,
     /// Subgroups of a workgroup.
@@ -82,7 +108,7 @@ struct Shape {
 
 impl MatVecSizes {
     /// Those of a device.
-    pub fn new(info: &DeviceInfo) -> Self {
+    pub fn new(info: &DeviceInfo, activations: Activations) -> Self {
         let subgroup = info.subgroup.default;
         let tile_bytes = info.limits.shared_bytes.min(TILE_BYTES);
         let subgroups =
@@ -90,6 +116,7 @@ impl MatVecSizes {
         match info.kind {
             // Barriers and code that is compiled are what costs.
             DeviceKind::Cpu => MatVecSizes {
+                activations,
                 subgroup,
                 subgroups: 4,
                 rows: 1,
@@ -101,6 +128,7 @@ impl MatVecSizes {
                 router_rows: 4,
             },
             _ => MatVecSizes {
+                activations,
                 subgroup,
                 subgroups: subgroups(256),
                 // Short code: a pass has to fetch each kernel's anew. H200: 242 tokens a second with 4 rows
@@ -113,6 +141,14 @@ impl MatVecSizes {
                 tile_bytes,
                 router_rows: 1,
             },
+        }
+    }
+
+    /// The kernel of a shader for weights of a type.
+    pub fn kernel<P: PushConstants>(&self, ty: GgmlType, spec: &[u32]) -> KernelKey {
+        match self.activations {
+            Activations::Int16 if ty.block_len() > 1 => KernelKey::of_type_int16::<P>(ty, spec),
+            _ => KernelKey::of_type::<P>(ty, spec),
         }
     }
 
@@ -212,6 +248,7 @@ mod tests {
     use super::*;
 
     const SIZES: MatVecSizes = MatVecSizes {
+        activations: Activations::F32,
         subgroup: 32,
         subgroups: 8,
         rows: 4,

@@ -7,7 +7,7 @@ use super::attention::{self, AttentionShape, AttentionTile, AttentionUnits};
 use super::decode_attention::{DecodeAttention, DecodeTile};
 use super::int8::Int8Products;
 use super::kv::KvType;
-use super::mat_vec::MatVecSizes;
+use super::mat_vec::{Activations, MatVecSizes};
 use super::matrix::MatrixUnits;
 use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
@@ -114,6 +114,7 @@ impl Tuning {
     /// Without matrix units.
     fn plain(info: &DeviceInfo) -> Self {
         let subgroup = info.subgroup.default;
+        let activations = activations(info);
         match info.kind {
             DeviceKind::Cpu => Tuning {
                 subgroup,
@@ -122,7 +123,7 @@ impl Tuning {
                 top_parts: 4,
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
-                mat_vec: MatVecSizes::new(info),
+                mat_vec: MatVecSizes::new(info, activations),
                 decode_attention: DecodeAttention::new(info),
                 mat_vec_max: 32,
                 group_from: 33,
@@ -139,7 +140,7 @@ impl Tuning {
                 top_parts: 64,
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 4, tn: 2 },
-                mat_vec: MatVecSizes::new(info),
+                mat_vec: MatVecSizes::new(info, activations),
                 decode_attention: DecodeAttention::new(info),
                 mat_vec_max: 8,
                 group_from: 9,
@@ -245,8 +246,34 @@ fn attention_shape(a: &AttentionParams, n_tokens: u32) -> AttentionShape {
     AttentionShape::new((a.n_head, a.n_head_kv), (a.head_k, a.head_v), n_tokens)
 }
 
-/// Names what products of many rows run on, for experiments and tests: `auto`, `coopmat`, `int8` or `f32`.
-const MATRIX_VARIABLE: &str = "VKMOE_MATRIX";
+/// Names what products of many rows run on, for experiments and tests.
+const MATRIX_VARIABLE: (&str, &[&str]) = ("VKMOE_MATRIX", &["auto", "coopmat", "int8", "f32"]);
+/// Names what activations are in products of few rows, likewise.
+const VECTOR_VARIABLE: (&str, &[&str]) = ("VKMOE_VECTOR", &["auto", "int16", "f32"]);
+
+/// The value of such a variable; `auto` if it has none that is known.
+fn wanted((variable, values): (&str, &[&'static str])) -> &'static str {
+    let value = std::env::var(variable).unwrap_or_default();
+    let known = values.iter().find(|&&known| known == value).copied();
+    if known.is_none() && !value.is_empty() {
+        log::warn!("{variable}={value}: not one of {}; auto is taken", values.join(", "));
+    }
+    known.unwrap_or("auto")
+}
+
+/// What activations are in products of few rows: integers where packed dot products are fast, which a CPU's
+/// are not.
+fn activations(info: &DeviceInfo) -> Activations {
+    let can = Activations::of(info);
+    let fast = info.kind != DeviceKind::Cpu && info.optional.integer_dot_accelerated;
+    let integers = match wanted(VECTOR_VARIABLE) {
+        "int16" => true,
+        "f32" => false,
+        _ => fast,
+    };
+    let asked = if integers { Activations::Int16 } else { Activations::F32 };
+    if can.contains(&asked) { asked } else { Activations::F32 }
+}
 
 /// What products of many rows run on.
 enum Units {
@@ -259,14 +286,13 @@ impl Units {
     /// Those that are asked for, if the device has them. Else matrix units, before fast integer products,
     /// but not on a CPU, where neither is faster. And why.
     fn of(info: &DeviceInfo) -> (Units, &'static str) {
-        let wanted = std::env::var(MATRIX_VARIABLE).unwrap_or_default();
         let matrix = MatrixUnits::new(info).map(Units::Matrix);
         let int8 = Int8Products::new(info).map(Units::Int8);
         let asked = |units: Option<Units>| match units {
             Some(units) => (units, "asked for by VKMOE_MATRIX"),
             None => (Units::Plain, "the device has not what VKMOE_MATRIX asks for"),
         };
-        match (wanted.as_str(), matrix, int8) {
+        match (wanted(MATRIX_VARIABLE), matrix, int8) {
             ("coopmat", matrix, _) => asked(matrix),
             ("int8", _, int8) => asked(int8),
             ("f32", ..) => asked(Some(Units::Plain)),

@@ -2,7 +2,7 @@
 //! with and without norm.
 
 use crate::harness::gpu;
-use crate::operands::{NormRows, Operands, Shape, twice};
+use crate::operands::{NormRows, Operands, Shape, few_rows_modules, twice};
 use crate::reference::mul_mat::{Sum, mul_mat_row};
 use crate::reference::quants::{ALL, Quant};
 use crate::reference::random::Random;
@@ -13,8 +13,6 @@ use vkmoe::vk::Buffer;
 const WORKGROUP: u32 = 64;
 const ALPHA: f32 = 1.702;
 const LIMIT: f32 = 7.0;
-/// Of the sum of magnitudes.
-const TOLERANCE: f64 = 1e-5;
 
 /// A matrix whose first half of rows is gate, the second up. All but the shape and the kind are
 /// specialization constants.
@@ -178,30 +176,30 @@ fn normed(case: Case, norm: u32) {
 fn run(case: &Case, norm: u32, push: &GateUpVec, buffers: &[&Buffer], expected: &[Sum]) {
     let gpu = gpu();
     let Shape { q, n, m, .. } = case.shape;
-    let name = format!("gate_up_vec.{}", q.name);
     let is_grouped = buffers.len() == 2;
-    let found = twice(&name, || {
-        let y = gpu.nans(n / 2 * m);
-        let mut all = vec![buffers[0], &y];
-        all.extend(&buffers[1..]);
-        let grid = case.grid(gpu.subgroups(WORKGROUP));
-        gpu.run(&name, &case.spec(is_grouped, norm), push, &all, grid);
-        gpu.read(&y)
-    });
-    assert_gated(case, &found, expected);
+    for (name, tolerance) in few_rows_modules(&gpu, "gate_up_vec", q) {
+        let found = twice(&name, || {
+            let y = gpu.nans(n / 2 * m);
+            let mut all = vec![buffers[0], &y];
+            all.extend(&buffers[1..]);
+            let grid = case.grid(gpu.subgroups(WORKGROUP));
+            gpu.run(&name, &case.spec(is_grouped, norm), push, &all, grid);
+            gpu.read(&y)
+        });
+        assert_gated(case, &name, &found, expected, tolerance);
+    }
 }
 
 /// The errors of gate and up go through the activation, whose slope is below 1.2.
-fn assert_gated(case: &Case, found: &[f32], expected: &[Sum]) {
+fn assert_gated(case: &Case, name: &str, found: &[f32], expected: &[Sum], tolerance: f64) {
     let (width, n) = (case.shape.n, case.shape.n / 2);
     assert_eq!(found.len() * 2, expected.len());
     for (i, &f) in found.iter().enumerate() {
         let (gate, up) = (expected[i / n * width + i % n], expected[i / n * width + n + i % n]);
         let y = glu(case.op, gate.value as f32, up.value as f32, ALPHA, LIMIT);
-        let (d_gate, d_up) = (TOLERANCE * gate.magnitude, TOLERANCE * up.magnitude);
+        let (d_gate, d_up) = (tolerance * gate.magnitude, tolerance * up.magnitude);
         let bound = 1.2 * d_gate * (up.value.abs() + 1.0) + gate.value.abs() * d_up;
         let error = (f64::from(f) - y).abs();
-        let name = case.shape.q.name;
         assert!(error <= bound + 1e-6, "{name} op {} [{i}]: {f} is not {y}", case.op);
     }
 }

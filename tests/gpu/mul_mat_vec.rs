@@ -1,7 +1,7 @@
 //! mul_mat_vec: all types, all counts of columns, dense and grouped, with and without bias and norm.
 
 use crate::harness::{Gpu, fold, gpu};
-use crate::operands::{NormRows, Operands, Shape, twice};
+use crate::operands::{NormRows, Operands, Shape, few_rows_modules, twice};
 use crate::reference::mul_mat::{assert_close, mul_mat_row};
 use crate::reference::quants::{ALL, Quant};
 use crate::reference::random::Random;
@@ -105,10 +105,49 @@ fn small_grid() {
         let gpu = gpu();
         let operands = Operands::dense(&gpu, case.shape);
         let (spec, push) = (spec(&case, &operands), push(&case, &operands));
-        for grid in [[1, 1, 1], [3, 1, 1]] {
-            let y = gpu.nans(case.shape.n);
-            gpu.run("mul_mat_vec.q8_0", &spec, &push, &[&gpu.upload(&operands.x), &y], grid);
-            assert_close("small grid", &gpu.read(&y), &operands.expected, 1e-5);
+        for (name, tolerance) in few_rows_modules(&gpu, "mul_mat_vec", q) {
+            for grid in [[1, 1, 1], [3, 1, 1]] {
+                let y = gpu.nans(case.shape.n);
+                gpu.run(&name, &spec, &push, &[&gpu.upload(&operands.x), &y], grid);
+                assert_close(&name, &gpu.read(&y), &operands.expected, tolerance);
+            }
+        }
+    }
+}
+
+/// Rows far beyond what 16 bits hold as f16, and within a row values that differ as much.
+#[test]
+fn rows_of_any_scale() {
+    for factor in [1e5, 1e30, 1e-30] {
+        let change = |x: &mut [f32]| {
+            for (i, x) in x.iter_mut().enumerate() {
+                *x *= factor * [1.0, 1e-3, 1e4][i / 32 % 3];
+            }
+        };
+        for name in ["q4_0", "q5_k", "q6_k"] {
+            let shape = Shape { q: Quant::named(name), k: 512, n: 9, m: 3, bias: false };
+            let gpu = gpu();
+            run(&gpu, &Case::new(shape, 2, 1), 1, &Operands::dense_of(&gpu, shape, &change));
+        }
+    }
+}
+
+/// What is no number stays none, and spoils nothing but its own row of x.
+#[test]
+fn infinities_and_nans_stay() {
+    for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+        let shape = Shape { q: Quant::named("q4_k"), k: 256, n: 9, m: 2, bias: false };
+        let gpu = gpu();
+        let operands = Operands::dense_of(&gpu, shape, &|x| x[77] = bad);
+        let case = Case::new(shape, 2, 1);
+        for (name, tolerance) in few_rows_modules(&gpu, "mul_mat_vec", shape.q) {
+            let y = gpu.nans(shape.n * shape.m);
+            let (spec, push) = (spec(&case, &operands), push(&case, &operands));
+            gpu.run(&name, &spec, &push, &[&gpu.upload(&operands.x), &y], [9, 1, 1]);
+            let y = gpu.read::<f32>(&y);
+            let (spoilt, whole) = y.split_at(shape.n);
+            assert!(spoilt.iter().all(|y| !y.is_finite()), "{name}: {spoilt:?}");
+            assert_close(&name, whole, &operands.expected[shape.n..], tolerance);
         }
     }
 }
@@ -150,18 +189,18 @@ fn several(q: Quant, n: [usize; 3], m: usize) {
         ..Default::default()
     };
     let blocks = n.map(|n| (n as u32).div_ceil(gpu.subgroups(WORKGROUP) * rows)).iter().sum();
-    let name = format!("mul_mat_vec.{}", q.name);
     let x_buffer = gpu.upload(&x);
-    for groups in [blocks, 2] {
+    let modules = few_rows_modules(&gpu, "mul_mat_vec", q);
+    for ((name, tolerance), groups) in modules.iter().flat_map(|m| [(m, blocks), (m, 2)]) {
         let y = n.map(|n| gpu.nans(n * m));
         let all = [&x_buffer, &y[0], &x_buffer, &x_buffer, &y[0], &y[1], &y[2]];
         let spec = [WORKGROUP, 0, 2, rows, 1, 512, 0];
-        gpu.run(&name, &spec, &push, &all, [groups, 1, (m as u32).div_ceil(2)]);
+        gpu.run(name, &spec, &push, &all, [groups, 1, (m as u32).div_ceil(2)]);
         for (i, (w, bias)) in matrices.iter().enumerate().filter(|(i, _)| n[*i] > 0) {
             let (w, bias) = (q.dequantize(w), if i == 1 { &[][..] } else { bias });
             let expected: Vec<_> =
                 x.chunks_exact(k).flat_map(|x| mul_mat_row(&w, x, bias)).collect();
-            assert_close(q.name, &gpu.read::<f32>(&y[i]), &expected, 1e-5);
+            assert_close(name, &gpu.read::<f32>(&y[i]), &expected, *tolerance);
         }
     }
 }
@@ -206,23 +245,24 @@ fn normed(case: Case, norm: u32) {
     let rows_of_group = gpu.subgroups(WORKGROUP) * case.rows;
     let z = (m as u32).div_ceil(case.cols);
     let (x, delta) = (gpu.upload(&rows.x), gpu.upload(&rows.delta));
-    let name = format!("mul_mat_vec.{}", q.name);
-    for groups in [(n as u32).div_ceil(rows_of_group), 2] {
-        let found = twice(&name, || {
-            let (y, sum) = (gpu.nans(n * m), gpu.nans(k * m));
-            gpu.run(&name, &spec, &push, &[&x, &y, &x, &delta, &sum], [groups, 1, z]);
-            if norm == 2 {
-                assert_eq!(gpu.read::<f32>(&sum), rows.sum, "the sum");
-            }
-            gpu.read(&y)
-        });
-        assert_close(q.name, &found, &expected, 1e-5);
+    for (name, tolerance) in few_rows_modules(&gpu, "mul_mat_vec", q) {
+        for groups in [(n as u32).div_ceil(rows_of_group), 2] {
+            let found = twice(&name, || {
+                let (y, sum) = (gpu.nans(n * m), gpu.nans(k * m));
+                gpu.run(&name, &spec, &push, &[&x, &y, &x, &delta, &sum], [groups, 1, z]);
+                if norm == 2 {
+                    assert_eq!(gpu.read::<f32>(&sum), rows.sum, "the sum");
+                }
+                gpu.read(&y)
+            });
+            assert_close(&name, &found, &expected, tolerance);
+        }
+        let (y, sum) = (gpu.nans(n * m), gpu.nans(k * m));
+        let push = MulMatVec { store_sum: 0, ..push };
+        gpu.run(&name, &spec, &push, &[&x, &y, &x, &delta, &sum], [1, 1, z]);
+        assert_close(&name, &gpu.read::<f32>(&y), &expected, tolerance);
+        assert!(gpu.read::<f32>(&sum).iter().all(|s| s.is_nan()), "not to be stored");
     }
-    let (y, sum) = (gpu.nans(n * m), gpu.nans(k * m));
-    let push = MulMatVec { store_sum: 0, ..push };
-    gpu.run(&name, &spec, &push, &[&x, &y, &x, &delta, &sum], [1, 1, z]);
-    assert_close(q.name, &gpu.read::<f32>(&y), &expected, 1e-5);
-    assert!(gpu.read::<f32>(&sum).iter().all(|s| s.is_nan()), "not to be stored");
 }
 
 fn dense(case: Case) {
@@ -242,16 +282,17 @@ fn run(gpu: &Gpu, case: &Case, x_div: usize, operands: &Operands) {
     let rows_of_group = gpu.subgroups(WORKGROUP) * case.rows;
     let [grid_x, grid_y] = fold((n as u32).div_ceil(rows_of_group));
     let z = (m as u32).div_ceil(case.cols);
-    let name = format!("mul_mat_vec.{}", q.name);
     let (x, ids) = (gpu.upload(&operands.x), gpu.upload(&operands.ids));
     let push = MulMatVec { x_div: x_div as u32, ..push(case, operands) };
-    let found = twice(&name, || {
-        let y = gpu.nans(n * m);
-        let spec = spec(case, operands);
-        gpu.run(&name, &spec, &push, &[&x, &y, &ids], [grid_x, grid_y, z]);
-        gpu.read(&y)
-    });
-    assert_close(q.name, &found, &operands.expected, 1e-5);
+    for (name, tolerance) in few_rows_modules(gpu, "mul_mat_vec", q) {
+        let found = twice(&name, || {
+            let y = gpu.nans(n * m);
+            let spec = spec(case, operands);
+            gpu.run(&name, &spec, &push, &[&x, &y, &ids], [grid_x, grid_y, z]);
+            gpu.read(&y)
+        });
+        assert_close(&name, &found, &operands.expected, tolerance);
+    }
 }
 
 fn push(case: &Case, operands: &Operands) -> MulMatVec {

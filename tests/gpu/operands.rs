@@ -5,6 +5,7 @@ use crate::reference::mul_mat::{Sum, mul_mat_row};
 use crate::reference::quants::Quant;
 use crate::reference::random::Random;
 use crate::reference::rows::rms_norm;
+use vkmoe::exec::mat_vec::Activations;
 use vkmoe::vk::Buffer;
 
 /// A product: n weight rows of k elements, m rows of x (or pairs).
@@ -135,6 +136,16 @@ impl NormRows {
         let normed = rows.map(|v| v as f32).collect();
         NormRows { x, delta, weight, sum, normed }
     }
+}
+
+/// The modules of a shader for few rows and weights of a type, and how near they come, as a share of the sum of
+/// magnitudes. Integers of 16 bits are off by half a scale: by 1 / 65024 of the largest of 32 elements.
+pub(crate) fn few_rows_modules(gpu: &Gpu, shader: &str, q: Quant) -> Vec<(String, f64)> {
+    let modules = Activations::of(gpu.info()).iter().filter_map(|activations| match activations {
+        Activations::F32 => Some((format!("{shader}.{}", q.name), 1e-5)),
+        Activations::Int16 => (q.block > 1).then(|| (format!("{shader}.int16.{}", q.name), 4e-5)),
+    });
+    modules.collect()
 }
 
 /// Runs twice; both must give the same bits.
