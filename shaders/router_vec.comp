@@ -95,12 +95,13 @@ void add_step(uint64_t row[ROWS], uint k, inout float sums[SUMS]) {
 
 float norm_scale(uint c) { return 1.0 / sqrt(whole(ROWS * COLS + c) / float(p.k) + p.eps); }
 
-// The workgroup's share of s and normed: every n_groups-th pair of vectors.
+// The workgroup's share of s and normed: every n_groups-th pair of vectors. By its last threads: nothing waits
+// for it.
 void store_share() {
     uint n_pairs = p.k / 8;
     uint n_groups = gl_NumWorkGroups.x;
     uint share = (n_pairs + n_groups - 1) / n_groups * 2;
-    for (uint i = gl_LocalInvocationID.x; i < share * COLS; i += gl_WorkGroupSize.x) {
+    for (uint i = gl_WorkGroupSize.x - 1 - gl_LocalInvocationID.x; i < share * COLS; i += gl_WorkGroupSize.x) {
         uint c = i / share;
         uint in_share = i - c * share;
         uint pair = in_share / 2 * n_groups + gl_WorkGroupID.x;
@@ -144,9 +145,13 @@ void main() {
             logits[token * p.n_expert + n] = whole(i) * norm_scale(i % COLS);
         }
     }
+    bool is_last = is_last_of(gl_NumWorkGroups.x, gl_WorkGroupID.y);
     store_share();
-    if (is_last_of(gl_NumWorkGroups.x, gl_WorkGroupID.y)) {
+    if (is_last) {
         for (uint c = 0; c < COLS && gl_WorkGroupID.y * COLS + c < p.n_tokens; c++) {
+            if (c > 0) {
+                barrier();
+            }
             choose(gl_WorkGroupID.y * COLS + c);
         }
     }

@@ -1,4 +1,4 @@
-// The choice of a token's experts from the router's logits, by the first subgroup of a workgroup.
+// The choice of a token's experts from the router's logits, by a workgroup; most of it by its first subgroup.
 //   score  = GATING 0: softmax(logits), 1: sigmoid(logits), 2: logits, softmax over the chosen at the end
 //   chosen = the n_used largest score + bias, in descending order, of equals the lower index first
 //   weight = scale * score, with NORM_WEIGHTS divided by max(sum of the chosen scores, norm_min)
@@ -13,32 +13,27 @@ const uint MAX_EXPERTS = 512;
 shared float score[MAX_EXPERTS];  // of all experts
 shared float chosen[MAX_EXPERTS]; // scores of the chosen, by slot
 shared bool no_basis;             // the logits are none
-shared uint key[MAX_EXPERTS];     // order_key(score + bias); 0 = taken, 1 = its group is out
-shared uint group_key[MAX_EXPERTS];
+shared uvec4 keys[MAX_EXPERTS / 4]; // order_key(score + bias); 0 = no expert, 1 = its group is out
+shared uint group_key[MAX_EXPERTS]; // 0 = taken
 
+const uint NO_EXPERT = 0;
 const uint TAKEN = 0;
 const uint GROUP_OUT = 1;
 
-// A lane's best of keys[0..n], of equals the lowest index. A lane only touches its own elements.
-#define LANE_BEST(NAME, KEYS)                                                                              \
-    uvec2 NAME(uint n) {                                                                                   \
-        uvec2 best = uvec2(0, 0xffffffffu);                                                                \
-        for (uint i = gl_SubgroupInvocationID; i < n; i += gl_SubgroupSize) {                              \
-            best = KEYS[i] > best.x ? uvec2(KEYS[i], i) : best;                                            \
-        }                                                                                                  \
-        return best;                                                                                       \
-    }
-LANE_BEST(lane_best_expert, key)
-LANE_BEST(lane_best_group, group_key)
+uint key_of(uint i) { return keys[i / 4][i % 4]; }
 
-// The best of all lanes' bests.
-uint best_index(uvec2 lane_best) {
-    uint most = subgroupMax(lane_best.x);
-    return subgroupMin(lane_best.x == most ? lane_best.y : 0xffffffffu);
+// The group with the largest key, of equals the first.
+uint best_group() {
+    uvec2 best = uvec2(0, 0xffffffffu);
+    for (uint g = gl_SubgroupInvocationID; g < p.n_group; g += gl_SubgroupSize) {
+        best = group_key[g] > best.x ? uvec2(group_key[g], g) : best;
+    }
+    uint most = subgroupMax(best.x);
+    return subgroupMin(best.x == most ? best.y : 0xffffffffu);
 }
 
 float from_key(uint k) { return uintBitsToFloat(k >> 31 == 1 ? k & 0x7fffffffu : ~k); }
-uint to_key(uint order) { return max(order, 2); } // clear of TAKEN and GROUP_OUT
+uint to_key(uint order) { return max(order, 2); } // clear of those
 
 // Loads the logits into `score`; are they no basis for a choice: a NaN or +inf among them, or all -inf?
 bool load_logits(uint token) {
@@ -90,7 +85,11 @@ void score_experts() {
             score[i] = 1.0 / (1.0 + exp(-score[i]));
         }
         float biased = HAS_BIAS ? score[i] + F32s(p.bias).f[i] : score[i];
-        key[i] = to_key(order_key(biased));
+        keys[i / 4][i % 4] = to_key(order_key(biased));
+    }
+    uint end = (p.n_expert + 3) / 4 * 4;
+    for (uint i = p.n_expert + gl_SubgroupInvocationID; i < end; i += gl_SubgroupSize) {
+        keys[i / 4][i % 4] = NO_EXPERT;
     }
 }
 
@@ -101,14 +100,14 @@ void choose_groups() {
         uint first = 0;
         uint second = 0;
         for (uint i = g * size; i < (g + 1) * size; ++i) {
-            second = max(second, min(first, key[i]));
-            first = max(first, key[i]);
+            second = max(second, min(first, key_of(i)));
+            first = max(first, key_of(i));
         }
         float sum = from_key(first) + (second == 0 ? 0.0 : from_key(second));
         group_key[g] = to_key(order_key(sum));
     }
     for (uint n = 0; n < p.n_group_used; ++n) {
-        uint g = best_index(lane_best_group(p.n_group));
+        uint g = best_group();
         if (g % gl_SubgroupSize == gl_SubgroupInvocationID) {
             group_key[g] = TAKEN;
         }
@@ -120,24 +119,25 @@ void drop_groups() {
     uint size = p.n_expert / p.n_group;
     for (uint i = gl_SubgroupInvocationID; i < p.n_expert; i += gl_SubgroupSize) {
         if (i / size >= p.n_group || group_key[i / size] != TAKEN) {
-            key[i] = GROUP_OUT;
+            keys[i / 4][i % 4] = GROUP_OUT;
         }
     }
 }
 
-// Stores the ids of the best, and leaves each lane the scores of its slots.
+// Every expert counts those that come before it, which is its slot. By all of the workgroup.
 void choose_experts(uint token) {
-    uvec2 lane_best = lane_best_expert(p.n_expert);
-    for (uint slot = 0; slot < p.n_used; ++slot) {
-        uint expert = best_index(lane_best);
-        float s = subgroupShuffle(score[min(lane_best.y, p.n_expert - 1)], expert % gl_SubgroupSize);
-        if (slot % gl_SubgroupSize == gl_SubgroupInvocationID) {
-            chosen[slot] = s;
-            ids[token * p.n_used + slot] = expert;
+    for (uint i = gl_LocalInvocationID.x; i < p.n_expert; i += gl_WorkGroupSize.x) {
+        uint own = key_of(i);
+        uint before = 0;
+        for (uint j = 0; j < p.n_expert; j += 4) {
+            // Of equals the lower index.
+            uvec4 is_lower = uvec4(lessThan(uvec4(j, j + 1, j + 2, j + 3), uvec4(i)));
+            uvec4 is_before = uvec4(greaterThan(keys[j / 4] + is_lower, uvec4(own)));
+            before += (is_before.x + is_before.y) + (is_before.z + is_before.w);
         }
-        if (expert % gl_SubgroupSize == gl_SubgroupInvocationID) {
-            key[expert] = TAKEN;
-            lane_best = lane_best_expert(p.n_expert);
+        if (before < p.n_used) {
+            chosen[before] = score[i];
+            ids[token * p.n_used + before] = i;
         }
     }
 }
@@ -166,29 +166,27 @@ void store_weights(uint token) {
     }
 }
 
-// Chooses for one token. To be called by the whole workgroup: where lanes look at what others wrote, there is
-// a barrier of it (lavapipe 26.1 never comes back from one of the subgroup while other subgroups are elsewhere).
+// Chooses for one token. To be called by the whole workgroup, with a barrier between two tokens: where threads
+// look at what others wrote, there is a barrier of it (lavapipe 26.1 never comes back from one of the subgroup
+// while other subgroups are elsewhere).
 void choose(uint token) {
     bool works = gl_SubgroupID == 0;
-    barrier(); // the token before
     if (works) {
         bool bad = load_logits(token);
         if (gl_SubgroupInvocationID == 0) {
             no_basis = bad;
         }
+        if (bad) {
+            store_nan(token);
+        } else {
+            score_experts();
+        }
     }
     barrier();
     if (no_basis) {
-        if (works) {
-            store_nan(token);
-        }
         return;
     }
-    if (works) {
-        score_experts();
-    }
     if (p.n_group > 1) {
-        barrier();
         if (works) {
             choose_groups();
         }
@@ -196,9 +194,11 @@ void choose(uint token) {
         if (works) {
             drop_groups();
         }
+        barrier();
     }
+    choose_experts(token);
+    barrier();
     if (works) {
-        choose_experts(token);
         store_weights(token);
     }
 }
