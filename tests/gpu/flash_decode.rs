@@ -47,7 +47,7 @@ const PLAIN: Case = Case {
     norms: (true, true),
     rope: Some((Pairing::Halves, 64, 0)),
     // The subgroup is the device's.
-    sizes: DecodeAttention { subgroup: 0, subgroups: 2, rows: 4, keys: 1, enough: 0 },
+    sizes: DecodeAttention { subgroup: 0, subgroups: 2, rows: 4, keys: 1, cells: 64, enough: 0 },
 };
 
 /// Heads that are not turned and have no norm.
@@ -131,6 +131,64 @@ fn other_sizes() {
         for heads in [(16, 1), (6, 2)] {
             check(Case { sizes, heads, n_splits: 2, n_tokens: 2, n_kv: 90, ..PLAIN });
         }
+    }
+}
+
+/// Rows, subgroups, keys and cells of GPUs.
+#[test]
+fn large_workgroups() {
+    let sizes = DecodeAttention { subgroups: 8, rows: 8, keys: 2, cells: 512, ..PLAIN.sizes };
+    let rope = Some((Pairing::Halves, 128, 0));
+    let case = Case { head: (128, 128), rope, types: (F16, F16), sizes, ..PLAIN };
+    for n_kv in [1, 40, 1100] {
+        check(Case { heads: (16, 2), n_kv, n_splits: 2, ..case });
+        check(Case { heads: (16, 2), n_kv, ..case });
+    }
+}
+
+/// Heads so short that a subgroup has several groups of lanes, each with fewer lanes than rows.
+const SHORT: Case =
+    Case { head: (16, 16), rope: Some((Pairing::Halves, 16, 0)), types: (F16, F16), ..PLAIN };
+const F16: KvType = KvType::F16;
+
+#[test]
+fn chunks_and_their_borders() {
+    let sizes = |cells, keys| DecodeAttention { cells, keys, rows: 8, ..PLAIN.sizes };
+    for (cells, keys, case) in [(1, 1, SHORT), (24, 2, SHORT), (12, 3, SHORT), (16, 2, BARE)] {
+        let case = Case { sizes: sizes(cells, keys), ..case };
+        for n_kv in [1, 15, 16, 17, 24, 25, 26, 32, 33, 49, 130] {
+            check(Case { n_kv, ..case });
+            check(Case { n_kv: n_kv + 7, n_tokens: 8, n_splits: 3, ..case });
+        }
+        check(Case { n_kv: 333, n_splits: 5, softcap: 2.0, ..case });
+    }
+}
+
+#[test]
+fn chunks_that_some_rows_do_not_see() {
+    let sizes = DecodeAttention { cells: 4, rows: 8, ..PLAIN.sizes };
+    for n_splits in [1, 3] {
+        for window in [1, 2, 7, 8, 9, 20, 64] {
+            // Eight tokens, one row each; or four heads each.
+            let case = Case { n_tokens: 8, window, n_splits, sizes, ..SHORT };
+            check(Case { heads: (2, 2), n_kv: 90, ..case });
+            check(Case { n_kv: 41, sinks: true, ..case });
+        }
+    }
+}
+
+#[test]
+fn all_numbers_of_rows() {
+    for rows in 1..=8 {
+        let sizes = DecodeAttention { rows: rows as u32, cells: 16, ..PLAIN.sizes };
+        // As the rows of one head, and as blocks, the last of which may be short.
+        let case = Case { n_kv: 50, sizes, ..SHORT };
+        check(Case { heads: (rows, 1), n_splits: 2, ..case });
+        check(Case { heads: (11, 1), n_tokens: 2, ..case });
+    }
+    for rows in [5, 8] {
+        let sizes = DecodeAttention { rows: rows as u32, ..PLAIN.sizes };
+        check(Case { heads: (rows, 1), sizes, ..PLAIN });
     }
 }
 
@@ -224,6 +282,7 @@ impl Case {
             tile.rows,
             tile.lanes,
             tile.keys,
+            tile.cells,
             tile.n_tokens,
             tile.subgroups,
             tile.join_rows,
