@@ -368,23 +368,22 @@ void find_scores(int start, uint n) {
     }
 }
 
-// The scores of n rounds become weights.
+// The scores of n rounds become weights: 1 for a row that has seen nothing yet, whose m lets the first chunk or
+// split that it sees scale them to 0.
 void find_weights(uint n) {
     uint quad = invocation() % QUADS;
     vec4 top = m;
     for (uint i = 0; i < SUBGROUPS; i++) {
         top = max(top, parts[min(i, n - 1) * QUADS + quad]);
     }
-    // Where nothing is seen yet, weights are 0, too.
-    vec4 base = mix(top, vec4(0.0), equal(top, vec4(MASKED)));
-    vec4 scale = exp(m - base);
+    vec4 scale = exp(m - top);
     if (invocation() < QUADS) {
         row_scale[quad] = scale;
     }
     m = top;
     l *= scale;
     for (uint i = invocation(); i < n * ROUND * QUADS; i += LOCAL) {
-        vec4 weights = exp(pool[WORK_AT + i] - base);
+        vec4 weights = exp(pool[WORK_AT + i] - top);
         pool[WORK_AT + i] = weights;
         l += weights;
     }
