@@ -10,19 +10,22 @@
 //
 // The query heads that share a kv head, of all tokens, are the rows; a workgroup has ROWS of them and a
 // split of the cells. It prepares its rows itself, and the new cells of its split, which are converted to the
-// cache's type, stored, and kept in shared memory as what was stored: nothing waits for anything. A key is
-// LANES lanes wide, each with 8 dimensions at a time, so that every load is 16 bytes of a whole row; each
-// such group of lanes goes over cells of its own, KEYS at a time, with a softmax of its own. These are
-// joined in the end; of the splits by the last workgroup that is done, in their order.
+// cache's type, stored, and kept in shared memory as what was stored: nothing waits for anything. It goes over
+// its cells in chunks: scores, into shared memory; weights exp(s - m), with the m of all cells so far; sums of
+// weighted values, over all subgroups. Rows and sums are never in registers together, so many rows fit. A cell
+// is LANES lanes wide, each with 8 dimensions at a time, so that every load is 16 bytes of a whole row; each
+// such group of lanes has KEYS cells on their way, a subgroup a round of them. Old and new cells have rounds of
+// their own: the first of a split is filled up in front, the last behind. Splits are joined by the last
+// workgroup that is done, in their order.
 //
 // Bindings: 0 q [n_tokens][n_head][HEAD_K], 1 k [n_tokens][n_kv_head][HEAD_K], 2 v likewise with HEAD_V,
 //   3 and 4 the caches of keys and values (see kv.glsl), 5 positions u32[n_tokens], one after the other,
 //   6 out [n_tokens][n_head][HEAD_V], 7 partial (unless n_splits is 1): [n_splits][n_tokens][n_head][HEAD_V]
 //   sum(exp(s - m) v), then likewise [2] m, sum(exp(s - m)); 8 status, then counters.
-// Spec constants: 1 HEAD_K, 2 HEAD_V (multiples of 8), 3 K_TYPE, 4 V_TYPE, 5 ROWS (at most 16), 6 LANES (a
-// power of 2, at most the subgroup), 7 KEYS, 8 NEW: n_tokens, 9 SUBGROUPS of the workgroup, 10 JOIN_ROWS
-// joined at a time, 11 HAS_SINKS, 12 Q_NORM, 13 K_NORM, 14 ROPE: 0 = none, 1 = pairs (2i, 2i+1), 2 = pairs
-// (i, i + n_rot/2). src/exec/decode_attention.rs chooses them.
+// Spec constants: 1 HEAD_K, 2 HEAD_V (multiples of 8), 3 K_TYPE, 4 V_TYPE, 5 ROWS (at most 8), 6 LANES (a
+// power of 2, at most the subgroup), 7 KEYS, 8 CELLS of a chunk (whole rounds), 9 NEW: n_tokens, 10 SUBGROUPS
+// of the workgroup, 11 JOIN_ROWS added up at a time, 12 HAS_SINKS, 13 Q_NORM, 14 K_NORM, 15 ROPE: 0 = none,
+// 1 = pairs (2i, 2i+1), 2 = pairs (i, i + n_rot/2). src/exec/decode_attention.rs chooses them.
 // Grid: x = blocks of ROWS of the n_tokens * G rows, y = kv head, z = split.
 layout(constant_id = 1) const uint HEAD_K = 64;
 layout(constant_id = 2) const uint HEAD_V = 64;
@@ -31,13 +34,14 @@ layout(constant_id = 4) const uint V_TYPE = KV_F16;
 layout(constant_id = 5) const uint ROWS = 8;
 layout(constant_id = 6) const uint LANES = 8;
 layout(constant_id = 7) const uint KEYS = 2;
-layout(constant_id = 8) const uint NEW = 1;
-layout(constant_id = 9) const uint SUBGROUPS = 1;
-layout(constant_id = 10) const uint JOIN_ROWS = 1;
-layout(constant_id = 11) const bool HAS_SINKS = false;
-layout(constant_id = 12) const bool Q_NORM = false;
-layout(constant_id = 13) const bool K_NORM = false;
-layout(constant_id = 14) const uint ROPE = 0;
+layout(constant_id = 8) const uint CELLS = 256;
+layout(constant_id = 9) const uint NEW = 1;
+layout(constant_id = 10) const uint SUBGROUPS = 1;
+layout(constant_id = 11) const uint JOIN_ROWS = 1;
+layout(constant_id = 12) const bool HAS_SINKS = false;
+layout(constant_id = 13) const bool Q_NORM = false;
+layout(constant_id = 14) const bool K_NORM = false;
+layout(constant_id = 15) const uint ROPE = 0;
 layout(push_constant, scalar) uniform Push {
     uint64_t sinks; // f32[n_head]; 0 = none
     uint64_t q_norm; // f32[HEAD_K]; 0 = none
@@ -56,9 +60,9 @@ layout(push_constant, scalar) uniform Push {
     float mscale;
     uint _pad;
 } p;
-layout(binding = 0, scalar) readonly buffer Q { float q[]; };
-layout(binding = 1, scalar) readonly buffer K { float k[]; };
-layout(binding = 2, scalar) readonly buffer V { float v[]; };
+layout(binding = 0, std430) readonly buffer Q { vec4 q[]; };
+layout(binding = 1, std430) readonly buffer K { vec4 k[]; };
+layout(binding = 2, std430) readonly buffer V { vec4 v[]; };
 layout(binding = 3, std430) readonly buffer KV4 { vec4 k_v4[]; };
 layout(binding = 3, std430) readonly buffer KU4 { uvec4 k_u4[]; };
 layout(binding = 3, scalar) buffer KU16 { uint16_t k_u16[]; };
@@ -78,40 +82,52 @@ KV_DECODER(k_decode, K_TYPE, k_v4, k_u4, k_u16)
 KV_DECODER(v_decode, V_TYPE, v_v4, v_u4, v_u16)
 
 const uint MAX_SPLITS = 64;
-const uint JOINED_AT_ONCE = 8; // splits whose results are on their way
+const uint JOINED_AT_ONCE = 16; // splits whose results are on their way
 const float MASKED = -3.0e38; // below every score; differences of it do not overflow
 
-// Lengths in vec4s, and runs of 8 dimensions that a lane has.
+// Lengths in vec4s, and the vec4s and runs of 8 dimensions that a lane has.
 const uint K4 = HEAD_K / 4;
 const uint V4 = HEAD_V / 4;
+const uint K_VECS = (K4 + LANES - 1) / LANES;
 const uint K_RUNS = (HEAD_K / 8 + LANES - 1) / LANES;
 const uint V_RUNS = (HEAD_V / 8 + LANES - 1) / LANES;
 
 // Sums over a key's lanes end where they are needed: lane i of them has those of rows i / OWN_STEP * OWN and
 // the OWN - 1 after it.
-const uint ROWS_PADDED = ROWS > 8 ? 16 : (ROWS > 4 ? 8 : (ROWS > 2 ? 4 : ROWS));
+const uint ROWS_PADDED = ROWS > 4 ? 8 : (ROWS > 2 ? 4 : ROWS);
 const uint OWN = ROWS_PADDED > LANES ? ROWS_PADDED / LANES : 1;
 const uint OWN_STEP = LANES / (ROWS_PADDED / OWN);
 
-// First prepared rows and new cells, at last what subgroups found.
+const uint LOCAL = gl_WorkGroupSize.x;
+const uint SUBGROUP = LOCAL / SUBGROUPS;
+const uint GROUPS = SUBGROUP / LANES; // groups of lanes of a subgroup
+const uint ROUND = KEYS * GROUPS;     // cells of a subgroup at a time
+const uint QUADS = (ROWS + 3) / 4;    // of a cell's scores
+
+// Prepared rows and new cells, the rows' sum(exp(s - m) v), then what changes: a chunk's scores, which become
+// weights, then its sums.
 const uint NEW_K_AT = ROWS * K4;
 const uint NEW_V_AT = NEW_K_AT + NEW * K4;
-const uint PREPARED = NEW_V_AT + NEW * V4;
-const uint JOINED = SUBGROUPS * JOIN_ROWS * V4;
-shared vec4 pool[PREPARED > JOINED ? PREPARED : JOINED];
-shared float row_m[SUBGROUPS * ROWS];
-shared float row_l[SUBGROUPS * ROWS];
+const uint TOTALS_AT = NEW_V_AT + NEW * V4;
+const uint WORK_AT = TOTALS_AT + ROWS * V4;
+const uint SCORES = CELLS * QUADS;
+const uint SUMS = SUBGROUPS * JOIN_ROWS * V4;
+shared vec4 pool[WORK_AT + (SCORES > SUMS ? SCORES : SUMS)];
+shared vec4 parts[SUBGROUPS * QUADS]; // the rows' largest scores, at last sums of weights, by subgroup
+shared vec4 row_scale[QUADS];         // what a chunk leaves of earlier sums
+shared vec4 row_m[QUADS];
 shared float split_share[ROWS * MAX_SPLITS];
 
-// What this workgroup works on.
+// What this workgroup works on. Cells are counted from its first.
 uint n_rows;
 uint first_row;
 uint head_group; // query heads of a kv head
-uint begin;      // its cells
-uint end;
-uint new_begin; // those of them that are new
+uint begin;      // its first cell
+int n_cells;
+int n_old;       // those before the new ones
+uint new_token;  // token of the first new one
 
-uint n_new() { return end - new_begin; }
+uint n_new() { return uint(n_cells - n_old); }
 uint token_of(uint row) { return min(first_row + row, n_rows - 1) / head_group; }
 // Of a row: token * n_head + head.
 uint out_row(uint row) {
@@ -126,69 +142,77 @@ uint window_start(uint position) {
 void find_cells() {
     uint first = window_start(positions[0]);
     uint last = positions[p.n_tokens - 1] + 1;
-    // Whole rounds of the workgroup's first subgroup, so that vectors of cells start alike.
-    uint round = KEYS * (gl_SubgroupSize / LANES);
-    uint size = ((last - first + p.n_splits - 1) / p.n_splits + round - 1) / round * round;
+    // Whole rounds, so that all splits but the last have their lanes full.
+    uint size = ((last - first + p.n_splits - 1) / p.n_splits + ROUND - 1) / ROUND * ROUND;
     begin = min(first + gl_WorkGroupID.z * size, last);
-    end = min(begin + size, last);
-    new_begin = clamp(positions[0], begin, end);
+    uint end = min(begin + size, last);
+    uint new_begin = clamp(positions[0], begin, end);
+    n_cells = int(end - begin);
+    n_old = int(new_begin - begin);
+    new_token = new_begin - positions[0];
 }
 
-float raw_head(bool is_q, uint at) { return is_q ? q[at] : k[at]; }
-void put(uint at, uint i, float value) { pool[at + i / 4][i % 4] = value; }
+// Which invocation of the workgroup this is, which lane of a key, and of which of a subgroup's keys.
+uint invocation() { return gl_SubgroupID * SUBGROUP + gl_SubgroupInvocationID; }
+uint key_lane() { return gl_SubgroupInvocationID % LANES; }
+uint key_group() { return gl_SubgroupInvocationID / LANES; }
+// Part r of the lane's, of n that a head has; past the end the last one, with the same results as its owner.
+bool has_run(uint r, uint n) { return n % LANES == 0 || key_lane() + r * LANES < n; }
+uint run_of(uint r, uint n) { return has_run(r, n) ? key_lane() + r * LANES : n - 1; }
 
-// A head of q or k, by one subgroup: its norm, rotation and a factor, into the pool from vec4 `at` on.
-void prepare_head(bool is_q, uint src, uint position, uint at, float factor) {
-    float squares = 0.0;
-    for (uint i = gl_SubgroupInvocationID; i < HEAD_K; i += gl_SubgroupSize) {
-        float value = raw_head(is_q, src + i);
-        squares += value * value;
+// A head of q or k, by a group of lanes: its norm and a factor, into the pool from vec4 `at` on.
+void prepare_head(bool is_q, uint head, uint at, float factor) {
+    vec4 x[K_VECS];
+    [[unroll]] for (uint c = 0; c < K_VECS; c++) {
+        x[c] = is_q ? q[head * K4 + run_of(c, K4)] : k[head * K4 + run_of(c, K4)];
     }
-    bool has_norm = is_q ? Q_NORM : K_NORM;
-    F32s norm = F32s(is_q ? p.q_norm : p.k_norm);
-    float scale = has_norm ? 1.0 / sqrt(subgroupAdd(squares) / float(HEAD_K) + p.eps) : 1.0;
-    uint n_rot = ROPE == 0 ? 0 : p.n_rot;
-    for (uint i = gl_SubgroupInvocationID; i < HEAD_K - n_rot; i += gl_SubgroupSize) {
-        uint d = i < p.rot_offset ? i : i + n_rot;
-        float value = raw_head(is_q, src + d) * scale;
-        if (has_norm) {
-            value *= norm.f[d];
+    if (is_q ? Q_NORM : K_NORM) {
+        F32s norm = F32s(is_q ? p.q_norm : p.k_norm);
+        float squares = 0.0;
+        [[unroll]] for (uint c = 0; c < K_VECS; c++) {
+            squares += has_run(c, K4) ? dot(x[c], x[c]) : 0.0;
+            uint d = run_of(c, K4) * 4;
+            x[c] *= vec4(norm.f[d], norm.f[d + 1], norm.f[d + 2], norm.f[d + 3]);
         }
-        put(at, d, value * factor);
+        [[unroll]] for (uint offset = LANES / 2; offset > 0; offset /= 2) {
+            squares += subgroupShuffleXor(squares, offset);
+        }
+        factor /= sqrt(squares / float(HEAD_K) + p.eps);
     }
-    for (uint pair = gl_SubgroupInvocationID; pair < n_rot / 2; pair += gl_SubgroupSize) {
-        precise float theta = float(position) * F32s(p.freqs).f[pair];
-        vec2 cs = cos_sin(theta) * p.mscale * factor;
-        uint a = p.rot_offset + (ROPE == 1 ? 2 * pair : pair);
-        uint b = a + (ROPE == 1 ? 1 : n_rot / 2);
-        vec2 value = vec2(raw_head(is_q, src + a), raw_head(is_q, src + b)) * scale;
-        if (has_norm) {
-            value *= vec2(norm.f[a], norm.f[b]);
-        }
-        put(at, a, value.x * cs.x - value.y * cs.y);
-        put(at, b, value.x * cs.y + value.y * cs.x);
+    [[unroll]] for (uint c = 0; c < K_VECS; c++) {
+        pool[at + run_of(c, K4)] = x[c] * factor;
     }
 }
 
-// The rows, then the new keys, then the new values; one each subgroup at a time.
+// A pair of dimensions of a prepared head.
+void turn(uint at, uint pair, uint position) {
+    precise float theta = float(position) * F32s(p.freqs).f[pair];
+    vec2 cs = cos_sin(theta) * p.mscale;
+    uint a = p.rot_offset + (ROPE == 1 ? 2 * pair : pair);
+    uint b = a + (ROPE == 1 ? 1 : p.n_rot / 2);
+    vec2 x = vec2(pool[at + a / 4][a % 4], pool[at + b / 4][b % 4]);
+    pool[at + a / 4][a % 4] = x.x * cs.x - x.y * cs.y;
+    pool[at + b / 4][b % 4] = x.x * cs.y + x.y * cs.x;
+}
+
+// The rows, the new keys, which follow them in the pool, and, from the last invocation on, the new values.
 void prepare() {
-    uint n = ROWS + 2 * n_new();
-    for (uint i = gl_SubgroupID; i < n; i += gl_NumSubgroups) {
-        if (i < ROWS) {
-            prepare_head(true, out_row(i) * HEAD_K, positions[token_of(i)], i * K4, p.scale);
-            continue;
-        }
-        uint cell = (i - ROWS) % n_new();
-        uint token = new_begin + cell - positions[0];
-        uint head = token * p.n_kv_head + gl_WorkGroupID.y;
-        if (i < ROWS + n_new()) {
-            prepare_head(false, head * HEAD_K, positions[token], NEW_K_AT + cell * K4, 1.0);
-        } else {
-            for (uint d = gl_SubgroupInvocationID; d < HEAD_V; d += gl_SubgroupSize) {
-                put(NEW_V_AT + cell * V4, d, v[head * HEAD_V + d]);
-            }
-        }
+    for (uint i = LOCAL - 1 - invocation(); i < n_new() * V4; i += LOCAL) {
+        pool[NEW_V_AT + i] = v[((new_token + i / V4) * p.n_kv_head + gl_WorkGroupID.y) * V4 + i % V4];
     }
+    uint n_heads = ROWS + n_new();
+    for (uint i = gl_SubgroupID * GROUPS + key_group(); i < n_heads; i += SUBGROUPS * GROUPS) {
+        bool is_q = i < ROWS;
+        uint head = is_q ? out_row(i) : (new_token + i - ROWS) * p.n_kv_head + gl_WorkGroupID.y;
+        prepare_head(is_q, head, i * K4, is_q ? p.scale : 1.0);
+    }
+    barrier();
+    uint n_pairs = ROPE == 0 ? 0 : p.n_rot / 2;
+    for (uint i = invocation(); i < n_heads * n_pairs; i += LOCAL) {
+        uint head = i / n_pairs;
+        turn(head * K4, i % n_pairs, positions[head < ROWS ? token_of(head) : new_token + head - ROWS]);
+    }
+    barrier();
 }
 
 // New cells become what the cache has of them; of the workgroups with the same cells the first stores them.
@@ -203,23 +227,18 @@ void kv_keep(uint row, uint i, float value) {
         pool[pool_at(row, i)][i % 4] = value;
     }
 }
+bool stores() { return gl_WorkGroupID.x == 0; }
 void kv_put(uint at, uint half_word) {
-    if (gl_WorkGroupID.x != 0) {
-        return;
-    }
-    if (encodes_v) {
+    if (stores() && encodes_v) {
         v_u16[at] = uint16_t(half_word);
-    } else {
+    } else if (stores()) {
         k_u16[at] = uint16_t(half_word);
     }
 }
 void kv_put_f32(uint at, float value) {
-    if (gl_WorkGroupID.x != 0) {
-        return;
-    }
-    if (encodes_v) {
+    if (stores() && encodes_v) {
         v_f32[at] = value;
-    } else {
+    } else if (stores()) {
         k_f32[at] = value;
     }
 }
@@ -229,85 +248,58 @@ void encode(bool is_v) {
     uint type = is_v ? V_TYPE : K_TYPE;
     uint head = is_v ? HEAD_V : HEAD_K;
     uint units = kv_row_units(type, head);
-    for (uint i = gl_LocalInvocationID.x; i < n_new() * units; i += gl_WorkGroupSize.x) {
-        uint cell_row = (new_begin + i / units) * p.n_kv_head + gl_WorkGroupID.y;
+    for (uint i = is_v ? LOCAL - 1 - invocation() : invocation(); i < n_new() * units; i += LOCAL) {
+        uint cell_row = (begin + uint(n_old) + i / units) * p.n_kv_head + gl_WorkGroupID.y;
         kv_encode(type, head, i / units, i % units, cell_row);
     }
 }
 
-// Which lanes of which key of a round this one is among.
-uint key_lane() { return gl_SubgroupInvocationID % LANES; }
-uint key_group() { return gl_SubgroupInvocationID / LANES; }
-// Run r of the lane's, as an index of 8 dimensions of a head with n of them; past the end the last one.
-uint run_of(uint r, uint n) { return min(key_lane() + r * LANES, n - 1); }
-bool has_run(uint r, uint n) { return key_lane() + r * LANES < n; }
-// The lane that has the sums of a row for this one's key.
-uint owner(uint row) { return key_group() * LANES + row / OWN * OWN_STEP; }
-
 vec4 rows_q[ROWS][K_RUNS][2];
-vec4 o[ROWS][V_RUNS][2]; // of the lane's keys: sum(exp(s - m) v)
-float m[OWN];            // their largest score
-float l[OWN];            // sum(exp(s - m))
-uint own_position[OWN];
+vec4 o[ROWS][V_RUNS][2]; // of the lane's cells of a chunk: sum(exp(s - m) v)
+// Of four rows, those of quad invocation() % QUADS: their largest scores so far, and the invocation's part of
+// sum(exp(s - m)).
+vec4 m;
+vec4 l;
 
-void clear() {
-    [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        [[unroll]] for (uint c = 0; c < K_RUNS; c++) {
-            uint at = r * K4 + run_of(c, HEAD_K / 8) * 2;
-            rows_q[r][c][0] = has_run(c, HEAD_K / 8) ? pool[at] : vec4(0.0);
-            rows_q[r][c][1] = has_run(c, HEAD_K / 8) ? pool[at + 1] : vec4(0.0);
-        }
-        [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
-            o[r][c][0] = vec4(0.0);
-            o[r][c][1] = vec4(0.0);
-        }
-    }
-    [[unroll]] for (uint i = 0; i < OWN; i++) {
-        m[i] = MASKED;
-        l[i] = 0.0;
-        own_position[i] = positions[token_of(key_lane() / OWN_STEP * OWN + i)];
-    }
-}
+// The cell of key j for this group of lanes in the round from cell `first` on, and one of the split near it.
+int cell_of(int first, uint j) { return first + int(j * GROUPS + key_group()); }
+uint near_cell(int first, uint j) { return uint(clamp(cell_of(first, j), 0, n_cells - 1)); }
 
-// The lane's runs of one cell; `is_new`: out of the pool.
-void load_key(uint cell, bool is_new, out vec4 key[K_RUNS][2]) {
-    [[unroll]] for (uint c = 0; c < K_RUNS; c++) {
-        uint run = run_of(c, HEAD_K / 8);
-        if (is_new) {
-            uint at = NEW_K_AT + (cell - new_begin) * K4 + run * 2;
-            key[c][0] = pool[at];
-            key[c][1] = pool[at + 1];
-        } else {
-            uint row = cell * p.n_kv_head + gl_WorkGroupID.y;
-            k_decode(row * kv_row_bytes(K_TYPE, HEAD_K), run * 8, key[c][0], key[c][1]);
-        }
-        // Where q is 0, too: 0 times infinity is none.
-        key[c][0] = has_run(c, HEAD_K / 8) ? key[c][0] : vec4(0.0);
-        key[c][1] = has_run(c, HEAD_K / 8) ? key[c][1] : vec4(0.0);
+// Defines NAME(first, out x): the lane's runs of the keys or values of the round from cell `first` on, which
+// are all in the cache or all new.
+#define CELL_LOADER(NAME, DECODE, TYPE, HEAD, RUNS, NEW_AT)                                                \
+    void NAME(int first, out vec4 x[KEYS][RUNS][2]) {                                                      \
+        if (first < n_old) {                                                                               \
+            [[unroll]] for (uint j = 0; j < KEYS; j++) {                                                   \
+                uint row = (begin + near_cell(first, j)) * p.n_kv_head + gl_WorkGroupID.y;                 \
+                [[unroll]] for (uint c = 0; c < RUNS; c++) {                                               \
+                    uint i = run_of(c, HEAD / 8) * 8;                                                      \
+                    DECODE(row * kv_row_bytes(TYPE, HEAD), i, x[j][c][0], x[j][c][1]);                     \
+                }                                                                                          \
+            }                                                                                              \
+        } else {                                                                                           \
+            [[unroll]] for (uint j = 0; j < KEYS; j++) {                                                   \
+                uint at = NEW_AT + (near_cell(first, j) - n_old) * (HEAD / 4);                             \
+                [[unroll]] for (uint c = 0; c < RUNS; c++) {                                               \
+                    x[j][c][0] = pool[at + run_of(c, HEAD / 8) * 2];                                       \
+                    x[j][c][1] = pool[at + run_of(c, HEAD / 8) * 2 + 1];                                   \
+                }                                                                                          \
+            }                                                                                              \
+        }                                                                                                  \
     }
-}
+CELL_LOADER(load_keys, k_decode, K_TYPE, HEAD_K, K_RUNS, NEW_K_AT)
+CELL_LOADER(load_values, v_decode, V_TYPE, HEAD_V, V_RUNS, NEW_V_AT)
 
-void load_value(uint cell, bool is_new, out vec4 value[V_RUNS][2]) {
-    [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
-        uint run = run_of(c, HEAD_V / 8);
-        if (is_new) {
-            uint at = NEW_V_AT + (cell - new_begin) * V4 + run * 2;
-            value[c][0] = pool[at];
-            value[c][1] = pool[at + 1];
-        } else {
-            uint row = cell * p.n_kv_head + gl_WorkGroupID.y;
-            v_decode(row * kv_row_bytes(V_TYPE, HEAD_V), run * 8, value[c][0], value[c][1]);
-        }
-    }
-}
-
-// The scores of a key: for the lane's own rows, in s[0 .. OWN].
+// Products of a key with the rows: for the lane's own rows, in s[0 .. OWN].
 void score(vec4 key[K_RUNS][2], out float s[ROWS_PADDED]) {
     [[unroll]] for (uint r = 0; r < ROWS_PADDED; r++) {
         s[r] = 0.0;
         if (r < ROWS) {
             [[unroll]] for (uint c = 0; c < K_RUNS; c++) {
-                s[r] += dot(rows_q[r][c][0], key[c][0]) + dot(rows_q[r][c][1], key[c][1]);
+                [[unroll]] for (uint i = 0; i < 8; i++) {
+                    float product = rows_q[r][c][i / 4][i % 4] * key[c][i / 4][i % 4];
+                    s[r] += has_run(c, HEAD_K / 8) ? product : 0.0;
+                }
             }
         }
     }
@@ -327,201 +319,226 @@ void score(vec4 key[K_RUNS][2], out float s[ROWS_PADDED]) {
     }
 }
 
-float masked(float s, uint cell, uint stop, uint own) {
-    uint position = own_position[own];
-    bool seen = cell < stop && cell <= position && (p.window == 0 || cell + p.window > position);
-    if (p.softcap != 0.0) {
-        s = p.softcap * exact_tanh(s / p.softcap);
-    }
-    return seen ? s : MASKED;
-}
-
-// KEYS cells for each group of lanes, from `start` on, none from `stop` on.
-void add_cells(uint start, uint stop, bool is_new) {
-    vec4 key[KEYS][K_RUNS][2];
-    vec4 value[KEYS][V_RUNS][2];
-    uint key_groups = gl_SubgroupSize / LANES;
-    [[unroll]] for (uint j = 0; j < KEYS; j++) {
-        load_key(min(start + j * key_groups + key_group(), stop - 1), is_new, key[j]);
-    }
-    [[unroll]] for (uint j = 0; j < KEYS; j++) {
-        load_value(min(start + j * key_groups + key_group(), stop - 1), is_new, value[j]);
-    }
-    float weight[KEYS][OWN];
-    float m_new[OWN];
-    [[unroll]] for (uint i = 0; i < OWN; i++) {
-        m_new[i] = m[i];
-    }
-    [[unroll]] for (uint j = 0; j < KEYS; j++) {
-        float s[ROWS_PADDED];
-        score(key[j], s);
-        [[unroll]] for (uint i = 0; i < OWN; i++) {
-            weight[j][i] = masked(s[i], start + j * key_groups + key_group(), stop, i);
-            m_new[i] = max(m_new[i], weight[j][i]);
-        }
-    }
-    float shrink[OWN];
-    [[unroll]] for (uint i = 0; i < OWN; i++) {
-        shrink[i] = exp(m[i] - m_new[i]);
-        l[i] *= shrink[i];
-        m[i] = m_new[i];
-        [[unroll]] for (uint j = 0; j < KEYS; j++) {
-            weight[j][i] = weight[j][i] == MASKED ? 0.0 : exp(weight[j][i] - m[i]);
-            l[i] += weight[j][i];
-        }
-    }
+// The scores of a chunk's n rounds from cell `start` on, and the largest that the subgroup has.
+void find_scores(int start, uint n) {
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        float f = subgroupShuffle(shrink[r % OWN], owner(r));
-        float w[KEYS];
+        [[unroll]] for (uint c = 0; c < K_RUNS; c++) {
+            rows_q[r][c][0] = pool[r * K4 + run_of(c, HEAD_K / 8) * 2];
+            rows_q[r][c][1] = pool[r * K4 + run_of(c, HEAD_K / 8) * 2 + 1];
+        }
+    }
+    uint own_row = key_lane() / OWN_STEP * OWN;
+    int first_seen[OWN];
+    int last_seen[OWN];
+    float top[OWN];
+    [[unroll]] for (uint i = 0; i < OWN; i++) {
+        uint position = positions[token_of(own_row + i)];
+        first_seen[i] = max(int(window_start(position) - begin), 0);
+        last_seen[i] = min(int(position - begin), n_cells - 1);
+        top[i] = MASKED;
+    }
+    for (uint i = gl_SubgroupID; i < n; i += SUBGROUPS) {
+        int first = start + int(i * ROUND);
+        vec4 key[KEYS][K_RUNS][2];
+        load_keys(first, key);
         [[unroll]] for (uint j = 0; j < KEYS; j++) {
-            w[j] = subgroupShuffle(weight[j][r % OWN], owner(r));
+            float s[ROWS_PADDED];
+            score(key[j], s);
+            uint at = WORK_AT + (i * ROUND + j * GROUPS + key_group()) * QUADS;
+            [[unroll]] for (uint r = 0; r < OWN; r++) {
+                if (p.softcap != 0.0) {
+                    s[r] = p.softcap * exact_tanh(s[r] / p.softcap);
+                }
+                bool seen = first_seen[r] <= cell_of(first, j) && cell_of(first, j) <= last_seen[r];
+                s[r] = seen ? s[r] : MASKED;
+                top[r] = max(top[r], s[r]);
+                if (key_lane() % OWN_STEP == 0) {
+                    pool[at + (own_row + r) / 4][(own_row + r) % 4] = s[r];
+                }
+            }
         }
+    }
+    [[unroll]] for (uint r = 0; r < OWN; r++) {
+        for (uint offset = LANES; offset < SUBGROUP; offset *= 2) {
+            top[r] = max(top[r], subgroupShuffleXor(top[r], offset));
+        }
+        if (key_group() == 0 && key_lane() % OWN_STEP == 0) {
+            parts[gl_SubgroupID * QUADS + (own_row + r) / 4][(own_row + r) % 4] = top[r];
+        }
+    }
+}
+
+// The scores of n rounds become weights: 1 for a row that has seen nothing yet, whose m lets the first chunk or
+// split that it sees scale them to 0.
+void find_weights(uint n) {
+    uint quad = invocation() % QUADS;
+    vec4 top = m;
+    for (uint i = 0; i < SUBGROUPS; i++) {
+        top = max(top, parts[min(i, n - 1) * QUADS + quad]);
+    }
+    vec4 scale = exp(m - top);
+    if (invocation() < QUADS) {
+        row_scale[quad] = scale;
+    }
+    m = top;
+    l *= scale;
+    for (uint i = invocation(); i < n * ROUND * QUADS; i += LOCAL) {
+        vec4 weights = exp(pool[WORK_AT + i] - top);
+        pool[WORK_AT + i] = weights;
+        l += weights;
+    }
+}
+
+// The weighted values of a chunk's n rounds from cell `start` on; all groups of lanes have the subgroup's sums.
+void add_values(int start, uint n) {
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
         [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
-            [[unroll]] for (uint h = 0; h < 2; h++) {
-                o[r][c][h] *= f;
-                [[unroll]] for (uint j = 0; j < KEYS; j++) {
-                    o[r][c][h] += w[j] * value[j][c][h];
+            o[r][c] = vec4[2](vec4(0.0), vec4(0.0));
+        }
+    }
+    for (uint i = gl_SubgroupID; i < n; i += SUBGROUPS) {
+        vec4 value[KEYS][V_RUNS][2];
+        load_values(start + int(i * ROUND), value);
+        [[unroll]] for (uint j = 0; j < KEYS; j++) {
+            vec4 weights[QUADS];
+            [[unroll]] for (uint h = 0; h < QUADS; h++) {
+                weights[h] = pool[WORK_AT + (i * ROUND + j * GROUPS + key_group()) * QUADS + h];
+            }
+            [[unroll]] for (uint r = 0; r < ROWS; r++) {
+                [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
+                    o[r][c][0] += weights[r / 4][r % 4] * value[j][c][0];
+                    o[r][c][1] += weights[r / 4][r % 4] * value[j][c][1];
                 }
             }
         }
     }
-}
-
-// This subgroup's rounds of the workgroup's cells: those of the cache, then the new ones.
-void add_all_cells() {
-    uint round = KEYS * (gl_SubgroupSize / LANES);
-    uint n_old = (new_begin - begin + round - 1) / round;
-    uint n = n_old + (n_new() + round - 1) / round;
-    for (uint i = gl_SubgroupID; i < n; i += gl_NumSubgroups) {
-        bool is_new = i >= n_old;
-        add_cells(is_new ? new_begin + (i - n_old) * round : begin + i * round, is_new ? end : new_begin, is_new);
-    }
-}
-
-// Joins the subgroup's groups of lanes; all of them have the result.
-void join_groups() {
-    for (uint offset = LANES; offset < gl_SubgroupSize; offset *= 2) {
-        float shrink[OWN];
-        [[unroll]] for (uint i = 0; i < OWN; i++) {
-            float top = max(m[i], subgroupShuffleXor(m[i], offset));
-            shrink[i] = exp(m[i] - top);
-            l[i] *= shrink[i];
-            l[i] += subgroupShuffleXor(l[i], offset);
-            m[i] = top;
-        }
+    for (uint offset = LANES; offset < SUBGROUP; offset *= 2) {
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            float f = subgroupShuffle(shrink[r % OWN], owner(r));
             [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
-                [[unroll]] for (uint h = 0; h < 2; h++) {
-                    o[r][c][h] *= f;
-                    o[r][c][h] += subgroupShuffleXor(o[r][c][h], offset);
-                }
-            }
-        }
-    }
-    if (key_group() == 0 && key_lane() % OWN_STEP == 0) {
-        [[unroll]] for (uint i = 0; i < OWN; i++) {
-            uint row = key_lane() / OWN_STEP * OWN + i;
-            if (row < ROWS) {
-                row_m[gl_SubgroupID * ROWS + row] = m[i];
-                row_l[gl_SubgroupID * ROWS + row] = l[i];
+                o[r][c][0] += subgroupShuffleXor(o[r][c][0], offset);
+                o[r][c][1] += subgroupShuffleXor(o[r][c][1], offset);
             }
         }
     }
 }
 
-uint n_out_rows() { return p.n_tokens * p.n_head; }
-uint head_of(uint row) { return out_row(row) % p.n_head; }
-
-// Vector d of a row of the workgroup, as the split's result or the result itself.
-void store(uint row, uint d, vec4 sum, float top, float weights) {
-    if (p.n_splits == 1) {
-        if (HAS_SINKS) {
-            float sink = F32s(p.sinks).f[head_of(row)];
-            float most = max(top, sink);
-            sum *= exp(top - most);
-            weights = weights * exp(top - most) + exp(sink - most);
-        }
-        result[out_row(row) * V4 + d] = sum / weights;
-        return;
-    }
-    uint at = gl_WorkGroupID.z * n_out_rows() + out_row(row);
-    partial4[at * V4 + d] = sum;
-    if (d == 0) {
-        uint to = p.n_splits * n_out_rows() * HEAD_V + at * 2;
-        partial[to] = top;
-        partial[to + 1] = weights;
-    }
-}
-
-// Joins the subgroups, JOIN_ROWS rows at a time.
-void join_subgroups() {
+// Adds the sums of the first n subgroups to the totals, JOIN_ROWS rows at a time.
+void join_subgroups(uint n) {
     [[unroll]] for (uint first = 0; first < ROWS; first += JOIN_ROWS) {
-        barrier(); // earlier readers of the pool
-        if (key_group() == 0) {
+        barrier(); // earlier readers
+        if (gl_SubgroupID < n && key_group() == 0) {
             [[unroll]] for (uint r = first; r < min(first + JOIN_ROWS, ROWS); r++) {
                 [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
-                    if (has_run(c, HEAD_V / 8)) {
-                        uint at = (gl_SubgroupID * JOIN_ROWS + r - first) * V4 + run_of(c, HEAD_V / 8) * 2;
-                        pool[at] = o[r][c][0];
-                        pool[at + 1] = o[r][c][1];
-                    }
+                    uint at = (gl_SubgroupID * JOIN_ROWS + r - first) * V4 + run_of(c, HEAD_V / 8) * 2;
+                    pool[WORK_AT + at] = o[r][c][0];
+                    pool[WORK_AT + at + 1] = o[r][c][1];
                 }
             }
         }
         barrier();
-        for (uint i = gl_LocalInvocationID.x; i < JOIN_ROWS * V4; i += gl_WorkGroupSize.x) {
+        for (uint i = invocation(); i < min(JOIN_ROWS, ROWS - first) * V4; i += LOCAL) {
             uint row = first + i / V4;
-            if (row >= ROWS || first_row + row >= n_rows) {
-                continue;
+            vec4 sum = pool[TOTALS_AT + first * V4 + i] * row_scale[row / 4][row % 4];
+            for (uint s = 0; s < n; s++) {
+                sum += pool[WORK_AT + s * JOIN_ROWS * V4 + i];
             }
-            float top = MASKED;
-            for (uint s = 0; s < gl_NumSubgroups; s++) {
-                top = max(top, row_m[s * ROWS + row]);
-            }
-            vec4 sum = vec4(0.0);
-            float weights = 0.0;
-            for (uint s = 0; s < gl_NumSubgroups; s++) {
-                float share = exp(row_m[s * ROWS + row] - top);
-                sum += share * pool[s * JOIN_ROWS * V4 + i];
-                weights += share * row_l[s * ROWS + row];
-            }
-            store(row, i % V4, sum, top, weights);
+            pool[TOTALS_AT + first * V4 + i] = sum;
         }
     }
 }
 
-// A row's share of each split: exp(m - M) / (sum(exp(m - M) l) [+ exp(sink - M)]). By one subgroup.
+// Chunk by chunk: rounds of cells from the cache, then of new ones.
+void add_all_cells() {
+    m = vec4(MASKED);
+    l = vec4(0.0);
+    if (HAS_SINKS && gl_WorkGroupID.z == 0) { // scores without a value
+        [[unroll]] for (uint i = 0; i < 4; i++) {
+            m[i] = F32s(p.sinks).f[out_row(invocation() % QUADS * 4 + i) % p.n_head];
+        }
+        l = vec4(invocation() < QUADS ? 1.0 : 0.0);
+    }
+    for (uint i = invocation(); i < ROWS * V4; i += LOCAL) {
+        pool[TOTALS_AT + i] = vec4(0.0);
+    }
+    uint n_old_rounds = (uint(n_old) + ROUND - 1) / ROUND;
+    uint n_rounds = n_old_rounds + (n_new() + ROUND - 1) / ROUND;
+    for (uint i = 0; i < n_rounds; i += CELLS / ROUND) {
+        int start = n_old + (int(i) - int(n_old_rounds)) * int(ROUND);
+        uint n = min(n_rounds - i, CELLS / ROUND);
+        barrier(); // writers of the prepared, readers of sums
+        if (gl_SubgroupID < n) {
+            find_scores(start, n);
+        }
+        barrier();
+        find_weights(n);
+        barrier();
+        if (gl_SubgroupID < n) {
+            add_values(start, n);
+        }
+        join_subgroups(min(n, SUBGROUPS));
+    }
+}
+
+uint n_out_rows() { return p.n_tokens * p.n_head; }
+
+// The totals, as the split's results or the results themselves.
+void store() {
+    for (uint offset = QUADS; offset < SUBGROUP; offset *= 2) {
+        l += subgroupShuffleXor(l, offset);
+    }
+    if (gl_SubgroupInvocationID < QUADS) {
+        parts[gl_SubgroupID * QUADS + gl_SubgroupInvocationID] = l;
+        row_m[gl_SubgroupInvocationID] = m;
+    }
+    barrier();
+    for (uint i = invocation(); i < min(ROWS, n_rows - first_row) * V4; i += LOCAL) {
+        uint row = i / V4;
+        vec4 sum = pool[TOTALS_AT + i];
+        float weights = 0.0;
+        for (uint s = 0; s < SUBGROUPS; s++) {
+            weights += parts[s * QUADS + row / 4][row % 4];
+        }
+        if (p.n_splits == 1) {
+            result[out_row(row) * V4 + i % V4] = sum / weights;
+            continue;
+        }
+        uint at = gl_WorkGroupID.z * n_out_rows() + out_row(row);
+        partial4[at * V4 + i % V4] = sum;
+        if (i % V4 == 0) {
+            uint to = p.n_splits * n_out_rows() * HEAD_V + at * 2;
+            partial[to] = row_m[row / 4][row % 4];
+            partial[to + 1] = weights;
+        }
+    }
+}
+
+// A row's share of each split: exp(m - M) / sum(exp(m - M) l). By one subgroup.
 void find_shares(uint row) {
     uint at = p.n_splits * n_out_rows() * HEAD_V + out_row(row) * 2;
-    uint step = n_out_rows() * 2;
     float top = MASKED;
-    for (uint s = gl_SubgroupInvocationID; s < p.n_splits; s += gl_SubgroupSize) {
-        top = max(top, partial[at + s * step]);
-    }
-    top = subgroupMax(top);
     float weights = 0.0;
-    float sink = HAS_SINKS ? F32s(p.sinks).f[head_of(row)] : 0.0;
-    top = HAS_SINKS ? max(top, sink) : top;
-    for (uint s = gl_SubgroupInvocationID; s < p.n_splits; s += gl_SubgroupSize) {
-        weights += partial[at + s * step + 1] * exp(partial[at + s * step] - top);
+    for (uint s = gl_SubgroupInvocationID; s < p.n_splits; s += SUBGROUP) {
+        uint from = at + s * n_out_rows() * 2;
+        float split_top = partial[from];
+        float most = max(top, split_top);
+        weights = weights * exp(top - most) + partial[from + 1] * exp(split_top - most);
+        top = most;
+        split_share[row * MAX_SPLITS + s] = split_top;
     }
-    weights = subgroupAdd(weights) + (HAS_SINKS ? exp(sink - top) : 0.0);
-    for (uint s = gl_SubgroupInvocationID; s < p.n_splits; s += gl_SubgroupSize) {
-        split_share[row * MAX_SPLITS + s] = exp(partial[at + s * step] - top) / weights;
+    float most = subgroupMax(top);
+    weights = subgroupAdd(weights * exp(top - most));
+    for (uint s = gl_SubgroupInvocationID; s < p.n_splits; s += SUBGROUP) {
+        split_share[row * MAX_SPLITS + s] = exp(split_share[row * MAX_SPLITS + s] - most) / weights;
     }
 }
 
 void join_splits() {
-    for (uint r = gl_SubgroupID; r < ROWS; r += gl_NumSubgroups) {
+    for (uint r = gl_SubgroupID; r < ROWS; r += SUBGROUPS) {
         find_shares(r);
     }
     barrier();
-    for (uint i = gl_LocalInvocationID.x; i < ROWS * V4; i += gl_WorkGroupSize.x) {
+    for (uint i = invocation(); i < min(ROWS, n_rows - first_row) * V4; i += LOCAL) {
         uint row = i / V4;
-        if (first_row + row >= n_rows) {
-            continue;
-        }
         uint at = out_row(row) * V4 + i % V4;
         vec4 sum = vec4(0.0);
         for (uint first = 0; first < p.n_splits; first += JOINED_AT_ONCE) {
@@ -544,14 +561,10 @@ void main() {
     first_row = gl_WorkGroupID.x * ROWS;
     find_cells();
     prepare();
-    barrier();
     encode(false);
     encode(true);
-    barrier();
-    clear();
     add_all_cells();
-    join_groups();
-    join_subgroups();
+    store();
     uint n_blocks = (n_rows + ROWS - 1) / ROWS;
     if (p.n_splits > 1 && is_last_of(p.n_splits, gl_WorkGroupID.y * n_blocks + gl_WorkGroupID.x)) {
         join_splits();

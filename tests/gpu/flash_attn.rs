@@ -5,6 +5,7 @@ use crate::harness::{Gpu, fold, gpu};
 use crate::reference::attention::Attention;
 use crate::reference::kv::{ALL, KvType};
 use crate::reference::random::Random;
+use std::fmt::Debug;
 use vkmoe::exec::attention::{AttentionKind, AttentionShape, AttentionTile, n_splits};
 use vkmoe::exec::kv;
 use vkmoe::push::{FlashAttn, FlashAttnCm, FlashAttnMerge};
@@ -102,6 +103,7 @@ fn one_token_over_500_keys() {
     }
 }
 
+#[derive(Clone)]
 pub(crate) struct Data {
     pub(crate) q: Vec<f32>,
     pub(crate) keys: Vec<u8>,
@@ -133,7 +135,7 @@ impl Case {
         }
     }
 
-    fn attention(&self) -> Attention {
+    pub(crate) fn attention(&self) -> Attention {
         Attention {
             n_head: self.heads.0,
             n_kv_head: self.heads.1,
@@ -221,14 +223,8 @@ impl Case {
 
     /// The twin's results, row by row.
     pub(crate) fn expected(&self, data: &Data) -> Vec<Vec<f64>> {
-        let decode = |kv: KvType, bytes: &[u8], head_dim: usize| -> Vec<f32> {
-            bytes
-                .chunks_exact(kv.row_bytes(head_dim))
-                .flat_map(|row| kv.decode(row, head_dim))
-                .collect()
-        };
-        let keys = decode(self.types.0, &data.keys, self.head.0);
-        let values = decode(self.types.1, &data.values, self.head.1);
+        let keys = self.types.0.decode_rows(&data.keys, self.head.0);
+        let values = self.types.1.decode_rows(&data.values, self.head.1);
         let row = |(row, q): (usize, &[f32])| {
             let (token, head) = (row / self.heads.0, row % self.heads.0);
             let position = data.positions[token] as usize;
@@ -238,21 +234,31 @@ impl Case {
         data.q.chunks_exact(self.head.0).enumerate().map(row).collect()
     }
 
-    /// Runs twice: each result within `tolerance` of its row's largest, and the same bits both times.
-    pub(crate) fn check(&self, gpu: &Gpu, data: &Data, tile: AttentionTile, tolerance: f64) {
-        let found = self.run(gpu, data, tile);
-        let rows = found.chunks_exact(self.head.1).zip(self.expected(data)).enumerate();
-        for (row, (found, expected)) in rows {
+    /// Each result is within `tolerance` of its row's largest. `on`: what found it.
+    pub(crate) fn compare(
+        &self,
+        found: &[f32],
+        expected: &[Vec<f64>],
+        tolerance: f64,
+        on: &dyn Debug,
+    ) {
+        for (row, (found, expected)) in found.chunks_exact(self.head.1).zip(expected).enumerate() {
             let (token, head) = (row / self.heads.0, row % self.heads.0);
             let largest = expected.iter().fold(0f64, |m, e| m.max(e.abs()));
             for (d, (f, e)) in found.iter().zip(expected).enumerate() {
                 let good = (f64::from(*f) - e).abs() <= tolerance * largest;
                 assert!(
                     good,
-                    "{self:?}, {tile}, token {token}, head {head}, dimension {d}: {f} is not {e}"
+                    "{self:?}, {on:?}, token {token}, head {head}, dimension {d}: {f} is not {e}"
                 );
             }
         }
+    }
+
+    /// Runs twice: each result within `tolerance` of its row's largest, and the same bits both times.
+    pub(crate) fn check(&self, gpu: &Gpu, data: &Data, tile: AttentionTile, tolerance: f64) {
+        let found = self.run(gpu, data, tile);
+        self.compare(&found, &self.expected(data), tolerance, &tile);
         assert_eq!(self.run(gpu, data, tile), found, "{self:?}, {tile}: a second run differs");
     }
 }

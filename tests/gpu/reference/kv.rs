@@ -40,6 +40,13 @@ impl KvType {
         }
     }
 
+    /// Rows one behind the other.
+    pub(crate) fn decode_rows(self, rows: &[u8], head_dim: usize) -> Vec<f32> {
+        rows.chunks_exact(self.row_bytes(head_dim))
+            .flat_map(|row| self.decode(row, head_dim))
+            .collect()
+    }
+
     pub(crate) fn decode(self, row: &[u8], head_dim: usize) -> Vec<f32> {
         let half = |at: usize| f16::from_le_bytes([row[at], row[at + 1]]).to_f32();
         let value = |i: usize| match self {
