@@ -28,6 +28,7 @@ use crate::stream::{self, StreamJob, Streamer};
 use crate::trace::Trace;
 use crate::vk::{Device, Validation};
 use planned::pass_shape;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -39,6 +40,8 @@ pub struct EngineOptions {
     pub device: Option<String>,
     /// Context of a session in tokens; 0: what the model was trained for, or less if that is large.
     pub n_ctx: u32,
+    /// Tokens that go through the model together; `None`: as many as memory allows.
+    pub n_batch: Option<u32>,
     /// Tokens that one kernel launch handles.
     pub n_ubatch: u32,
     /// Type of cached keys.
@@ -64,6 +67,7 @@ impl Default for EngineOptions {
         EngineOptions {
             device: None,
             n_ctx: 0,
+            n_batch: None,
             n_ubatch: 512,
             type_k: KvType::F16,
             type_v: KvType::F16,
@@ -86,6 +90,7 @@ pub struct Engine {
     kv_shape: KvShape,
     n_ubatch: u32,
     hash_logits: bool,
+    watch: Option<Box<Watch>>,
     // Dropped before the weights that its recorded commands use.
     executor: Executor,
     residency: Residency,
@@ -98,6 +103,18 @@ pub struct Session {
     /// Only where the options ask for it: large vocabularies are slow to hash.
     hasher: Option<blake3::Hasher>,
 }
+
+/// How far an evaluation of several ubatches is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Tokens times the layers that they passed.
+    pub done: u64,
+    /// Tokens times layers.
+    pub total: u64,
+}
+
+/// Looks on; what it answers may end an evaluation.
+pub type Watch = dyn FnMut(Progress) -> ControlFlow<()>;
 
 /// Which logits an evaluation hands out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +167,9 @@ impl Engine {
             &device,
             ExecutorOptions {
                 tuning,
+                n_batch: plan.n_batch,
                 n_ubatch,
+                n_embd: model.hparams.n_embd,
                 scratch_bytes: plan.needs.scratch_bytes,
                 rope_freqs: &model.hparams.attention.rope.frequencies(),
                 n_expert_used,
@@ -166,6 +185,7 @@ impl Engine {
             kv_shape,
             n_ubatch,
             hash_logits: options.hash_logits,
+            watch: None,
             executor,
             residency,
         })
@@ -281,7 +301,13 @@ impl Engine {
         Err(Error::Sampling("all logits are NaN".into()))
     }
 
-    /// Runs the ubatches of `tokens`; `done` follows each, with the number of rows it put out.
+    /// Has `watch` look on while evaluations of several ubatches go on. When it breaks one off, that ends with
+    /// [`Error::Interrupted`], and the session has the tokens of whole ubatches or batches.
+    pub fn set_watch(&mut self, watch: Box<Watch>) {
+        self.watch = Some(watch);
+    }
+
+    /// Runs the ubatches of `tokens`, batch by batch; `done` follows each, with the number of rows it put out.
     fn passes(
         &mut self,
         session: &mut Session,
@@ -291,37 +317,51 @@ impl Engine {
         mut done: impl FnMut(&mut Self, &mut Session, u32) -> Result<()>,
     ) -> Result<()> {
         self.check_tokens(session, tokens)?;
-        let n_chunks = tokens.len().div_ceil(self.n_ubatch as usize);
-        for (i, chunk) in tokens.chunks(self.n_ubatch as usize).enumerate() {
-            let n_tokens = chunk.len() as u32;
-            let n_outputs = match outputs {
-                Outputs::All => n_tokens,
+        let n_ubatch = self.n_ubatch as usize;
+        let n_layer = u64::from(self.model.hparams.n_layer);
+        let mut passed = Passed { before: 0, total: tokens.len() as u64 * n_layer };
+        let last = tokens.len().div_ceil(n_ubatch).saturating_sub(1);
+        // A batch that goes layer by layer is one of whole ubatches.
+        let n_batch = (self.plan.n_batch as usize).next_multiple_of(n_ubatch).max(n_ubatch);
+        let ubatches: Vec<&[u32]> = tokens.chunks(n_ubatch).collect();
+        for (b, batch) in ubatches.chunks(n_batch / n_ubatch).enumerate() {
+            let first = b * (n_batch / n_ubatch);
+            let rows = |u: usize| match outputs {
+                Outputs::All => batch[u].len() as u32,
                 Outputs::None => 0,
-                Outputs::Last => u32::from(i + 1 == n_chunks),
+                Outputs::Last => u32::from(first + u == last),
             };
-            let shape = pass_shape(
-                &self.model.hparams,
-                self.executor.tuning(),
-                n_tokens,
-                n_outputs,
-                session.n_past + n_tokens,
-                top,
-            );
-            self.executor.run(&Pass {
-                model: &self.model,
-                residency: &self.residency,
-                kv: &session.kv,
-                shape,
-                tokens: chunk,
-                first_position: session.n_past,
-            })?;
-            session.n_past += n_tokens;
-            if n_outputs > 0 {
-                self.hide_progress();
+            let work = Work { batch, first_position: session.n_past, top, rows: &rows };
+            let by_layer = batch.len() > 1 && self.run_layers(session, &work, passed)?;
+            for (u, ubatch) in batch.iter().enumerate() {
+                let Engine { model, residency, executor, .. } = self;
+                let pass = work.pass(u, model, residency, executor.tuning(), session);
+                match by_layer {
+                    true if rows(u) > 0 => executor.run_head(&pass, u)?,
+                    true => {}
+                    false => executor.run(&pass)?,
+                }
+                session.n_past += ubatch.len() as u32;
+                if rows(u) > 0 {
+                    self.hide_progress();
+                }
+                done(self, session, rows(u))?;
+                passed.before += ubatch.len() as u64 * n_layer;
+                if !by_layer {
+                    passed.tell(&mut self.watch, 0)?;
+                }
             }
-            done(self, session, n_outputs)?;
         }
         Ok(())
+    }
+
+    /// Runs the layers of a batch one by one, if that is worth it.
+    fn run_layers(&mut self, session: &Session, work: &Work<'_>, passed: Passed) -> Result<bool> {
+        let Engine { model, residency, executor, watch, .. } = self;
+        let tuning = *executor.tuning();
+        let pass = |u| work.pass(u, model, residency, &tuning, session);
+        let passes: Vec<Pass<'_>> = (0..work.batch.len()).map(pass).collect();
+        executor.run_layers(&passes, &mut |done| passed.tell(watch, done))
     }
 
     fn check_tokens(&self, session: &Session, tokens: &[u32]) -> Result<()> {
@@ -343,6 +383,60 @@ impl Engine {
         }
         let suggestion = needed.max(n_ctx.saturating_mul(2)).next_multiple_of(256);
         Err(Error::ContextFull { n_ctx, suggestion })
+    }
+}
+
+/// A batch to be run.
+struct Work<'a> {
+    /// Tokens of each ubatch.
+    batch: &'a [&'a [u32]],
+    /// Of the first token.
+    first_position: u32,
+    /// As in [`PassShape`](crate::model::PassShape).
+    top: Option<u32>,
+    /// Logits of each ubatch.
+    rows: &'a dyn Fn(usize) -> u32,
+}
+
+impl Work<'_> {
+    /// The pass of one ubatch.
+    fn pass<'a>(
+        &'a self,
+        ubatch: usize,
+        model: &'a Model,
+        residency: &'a Residency,
+        tuning: &Tuning,
+        session: &'a Session,
+    ) -> Pass<'a> {
+        let tokens = self.batch[ubatch];
+        let before: usize = self.batch[..ubatch].iter().map(|tokens| tokens.len()).sum();
+        let first_position = self.first_position + before as u32;
+        let (n_tokens, n_outputs) = (tokens.len() as u32, (self.rows)(ubatch));
+        let n_kv = first_position + n_tokens;
+        let shape = pass_shape(&model.hparams, tuning, n_tokens, n_outputs, n_kv, self.top);
+        Pass { model, residency, kv: &session.kv, shape, tokens, first_position }
+    }
+}
+
+/// Where an evaluation is, in tokens times layers.
+#[derive(Clone, Copy)]
+struct Passed {
+    /// Before the batch that runs.
+    before: u64,
+    total: u64,
+}
+
+impl Passed {
+    /// Tells the one who looks on, with what the batch has done. Nobody does for a single ubatch.
+    fn tell(&self, watch: &mut Option<Box<Watch>>, done: u64) -> Result<()> {
+        let progress = Progress { done: self.before + done, total: self.total };
+        let Some(watch) = watch.as_mut().filter(|_| progress.done < progress.total) else {
+            return Ok(());
+        };
+        match watch(progress) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Interrupted),
+        }
     }
 }
 

@@ -17,7 +17,8 @@ pub struct Stream {
 
 impl Stream {
     /// Its tensors, each with the plane that holds it between parts. The stream without delta is the
-    /// embedding: the first layer still reads it as it writes its own `x`, so that they lie in different planes.
+    /// embedding: the first layer reads it in the op that writes its own `x`, so they lie in different
+    /// planes.
     fn planes(self) -> impl Iterator<Item = (Tensor, u64)> {
         let planes = match self.delta {
             Some(delta) => [Some((self.x, 0)), Some((delta, 1))],
