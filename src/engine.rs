@@ -4,9 +4,11 @@
 //! [`Engine::load`] does it.
 
 mod advice;
+mod batch;
 mod ops;
 mod planned;
 
+pub use batch::{Progress, Watch};
 pub use ops::{OpTimes, OpsRequest};
 pub use planned::Planned;
 
@@ -27,8 +29,8 @@ use crate::stream::stats::StreamStats;
 use crate::stream::{self, StreamJob, Streamer};
 use crate::trace::Trace;
 use crate::vk::{Device, Validation};
+use batch::{Passed, Ubatch};
 use planned::pass_shape;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -103,18 +105,6 @@ pub struct Session {
     /// Only where the options ask for it: large vocabularies are slow to hash.
     hasher: Option<blake3::Hasher>,
 }
-
-/// How far an evaluation of several ubatches is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Tokens times the layers that they passed.
-    pub done: u64,
-    /// Tokens times layers.
-    pub total: u64,
-}
-
-/// Looks on; what it answers may end an evaluation.
-pub type Watch = dyn FnMut(Progress) -> ControlFlow<()>;
 
 /// Which logits an evaluation hands out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -317,36 +307,26 @@ impl Engine {
         mut done: impl FnMut(&mut Self, &mut Session, u32) -> Result<()>,
     ) -> Result<()> {
         self.check_tokens(session, tokens)?;
-        let n_ubatch = self.n_ubatch as usize;
-        let n_layer = u64::from(self.model.hparams.n_layer);
-        let mut passed = Passed { before: 0, total: tokens.len() as u64 * n_layer };
-        let last = tokens.len().div_ceil(n_ubatch).saturating_sub(1);
-        // A batch that goes layer by layer is one of whole ubatches.
-        let n_batch = (self.plan.n_batch as usize).next_multiple_of(n_ubatch).max(n_ubatch);
-        let ubatches: Vec<&[u32]> = tokens.chunks(n_ubatch).collect();
-        for (b, batch) in ubatches.chunks(n_batch / n_ubatch).enumerate() {
-            let first = b * (n_batch / n_ubatch);
-            let rows = |u: usize| match outputs {
-                Outputs::All => batch[u].len() as u32,
-                Outputs::None => 0,
-                Outputs::Last => u32::from(first + u == last),
-            };
-            let work = Work { batch, first_position: session.n_past, top, rows: &rows };
-            let by_layer = batch.len() > 1 && self.run_layers(session, &work, passed)?;
-            for (u, ubatch) in batch.iter().enumerate() {
+        let ubatches = Ubatch::cut(tokens, self.n_ubatch, session.n_past, outputs, top);
+        let mut passed = Passed::new(tokens.len(), self.model.hparams.n_layer);
+        // Whole ubatches: where they begin does not depend on the batch.
+        let per_batch = (self.plan.n_batch / self.n_ubatch).max(1);
+        for batch in ubatches.chunks(per_batch as usize) {
+            let by_layer = batch.len() > 1 && self.run_layers(session, batch, passed)?;
+            for (number, ubatch) in batch.iter().enumerate() {
                 let Engine { model, residency, executor, .. } = self;
-                let pass = work.pass(u, model, residency, executor.tuning(), session);
-                match by_layer {
-                    true if rows(u) > 0 => executor.run_head(&pass, u)?,
-                    true => {}
-                    false => executor.run(&pass)?,
+                let pass = ubatch.pass(model, residency, executor.tuning(), &session.kv);
+                match (by_layer, ubatch.n_outputs) {
+                    (false, _) => executor.run(&pass)?,
+                    (true, 0) => {}
+                    (true, _) => executor.run_head(&pass, number)?,
                 }
-                session.n_past += ubatch.len() as u32;
-                if rows(u) > 0 {
+                session.n_past += ubatch.n_tokens();
+                if ubatch.n_outputs > 0 {
                     self.hide_progress();
                 }
-                done(self, session, rows(u))?;
-                passed.before += ubatch.len() as u64 * n_layer;
+                done(self, session, ubatch.n_outputs)?;
+                passed.add(ubatch.n_tokens());
                 if !by_layer {
                     passed.tell(&mut self.watch, 0)?;
                 }
@@ -355,12 +335,18 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs the layers of a batch one by one, if that is worth it.
-    fn run_layers(&mut self, session: &Session, work: &Work<'_>, passed: Passed) -> Result<bool> {
+    /// Runs a batch layer by layer but for the heads, if that is worth it.
+    fn run_layers(
+        &mut self,
+        session: &Session,
+        batch: &[Ubatch<'_>],
+        passed: Passed,
+    ) -> Result<bool> {
         let Engine { model, residency, executor, watch, .. } = self;
         let tuning = *executor.tuning();
-        let pass = |u| work.pass(u, model, residency, &tuning, session);
-        let passes: Vec<Pass<'_>> = (0..work.batch.len()).map(pass).collect();
+        let ubatches = batch.iter();
+        let passes: Vec<Pass<'_>> =
+            ubatches.map(|u| u.pass(model, residency, &tuning, &session.kv)).collect();
         executor.run_layers(&passes, &mut |done| passed.tell(watch, done))
     }
 
@@ -383,60 +369,6 @@ impl Engine {
         }
         let suggestion = needed.max(n_ctx.saturating_mul(2)).next_multiple_of(256);
         Err(Error::ContextFull { n_ctx, suggestion })
-    }
-}
-
-/// A batch to be run.
-struct Work<'a> {
-    /// Tokens of each ubatch.
-    batch: &'a [&'a [u32]],
-    /// Of the first token.
-    first_position: u32,
-    /// As in [`PassShape`](crate::model::PassShape).
-    top: Option<u32>,
-    /// Logits of each ubatch.
-    rows: &'a dyn Fn(usize) -> u32,
-}
-
-impl Work<'_> {
-    /// The pass of one ubatch.
-    fn pass<'a>(
-        &'a self,
-        ubatch: usize,
-        model: &'a Model,
-        residency: &'a Residency,
-        tuning: &Tuning,
-        session: &'a Session,
-    ) -> Pass<'a> {
-        let tokens = self.batch[ubatch];
-        let before: usize = self.batch[..ubatch].iter().map(|tokens| tokens.len()).sum();
-        let first_position = self.first_position + before as u32;
-        let (n_tokens, n_outputs) = (tokens.len() as u32, (self.rows)(ubatch));
-        let n_kv = first_position + n_tokens;
-        let shape = pass_shape(&model.hparams, tuning, n_tokens, n_outputs, n_kv, self.top);
-        Pass { model, residency, kv: &session.kv, shape, tokens, first_position }
-    }
-}
-
-/// Where an evaluation is, in tokens times layers.
-#[derive(Clone, Copy)]
-struct Passed {
-    /// Before the batch that runs.
-    before: u64,
-    total: u64,
-}
-
-impl Passed {
-    /// Tells the one who looks on, with what the batch has done. Nobody does for a single ubatch.
-    fn tell(&self, watch: &mut Option<Box<Watch>>, done: u64) -> Result<()> {
-        let progress = Progress { done: self.before + done, total: self.total };
-        let Some(watch) = watch.as_mut().filter(|_| progress.done < progress.total) else {
-            return Ok(());
-        };
-        match watch(progress) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::Interrupted),
-        }
     }
 }
 

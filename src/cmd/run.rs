@@ -387,7 +387,7 @@ impl Talk {
 
     /// Prints the closing figures, frees the session, and writes the trace.
     fn close(mut self, trace: Option<TraceFile>) -> Result<()> {
-        if self.prompt.tokens > 0 {
+        if self.prompt.tokens > 0 || self.prompt.stats.moved() {
             note(&format!("\n{}", self.figures()));
             if let Some(lines) = self.expert_figures() {
                 note(&lines);

@@ -4,7 +4,7 @@
 
 use super::record::{Recording, Sink, Unit};
 use super::run::{Executor, Pass, Workspace, kernels_of};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::graph::scratch::{self, Layout};
 use crate::model::{Part, PassShape};
@@ -26,16 +26,21 @@ impl Executor {
         self.prepare_layers(batch)?;
         self.workspace.write_inputs(batch)?;
         self.profile.begin_pass()?;
-        if let Err(e) = self.record_layers(batch, watch) {
+        let result = self.record_layers(batch, watch);
+        if result.is_err() {
             // The next pass overwrites what this one reads. If this fails as well, it is for the same reason.
             let _ = self.workspace.device.wait_all("what was begun of a batch");
-            return Err(e);
         }
-        if let Some(streamer) = &self.streamer {
-            streamer.check_pages()?;
+        // What an interrupted batch moved counts.
+        if !matches!(result, Ok(()) | Err(Error::Interrupted)) {
+            return result.map(|()| true);
         }
         let ubatches: Vec<u32> = batch.iter().map(|pass| pass.shape.n_tokens).collect();
         self.profile.end_pass(self.streamer.as_mut(), &ubatches, since.elapsed())?;
+        result?;
+        if let Some(streamer) = &self.streamer {
+            streamer.check_pages()?;
+        }
         self.check_status()?;
         Ok(true)
     }

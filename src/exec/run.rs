@@ -127,7 +127,7 @@ impl Executor {
         let scratch_bytes = options.scratch_bytes.max(RESULTS_OFFSET);
         let batch = BatchLayout::new(scratch_bytes, options.n_ubatch, options.n_embd);
         let n_ubatches = u64::from(options.n_batch.div_ceil(options.n_ubatch.max(1)).max(1));
-        let bytes = if n_ubatches > 1 { batch.end(n_ubatches) } else { scratch_bytes };
+        let (scratch, n_ubatches) = scratch_buffer(device, scratch_bytes, &batch, n_ubatches)?;
         let freqs = options.rope_freqs;
         let workspace = Workspace {
             kernels: Kernels::new(device.clone()),
@@ -136,7 +136,7 @@ impl Executor {
             timestamps: Profile::compute_pool(device)?,
             per_op: options.tracing,
             one_by_one: device.instance().validation() == Validation::GpuAssisted,
-            scratch: device_buffer("scratch", bytes)?,
+            scratch,
             scratch_bytes,
             batch,
             n_ubatches: n_ubatches as usize,
@@ -380,6 +380,27 @@ impl Workspace {
         };
         graph.ops.iter().map(|op| lowering.steps(op)).collect()
     }
+}
+
+/// The buffer of activations, with room for so many ubatches behind them if memory is there, else for none. The
+/// number of ubatches that a batch can have.
+fn scratch_buffer(
+    device: &Arc<Device>,
+    scratch_bytes: u64,
+    batch: &BatchLayout,
+    n_ubatches: u64,
+) -> Result<(Buffer, u64)> {
+    let buffer = |bytes| Buffer::new(device, "scratch", bytes, MemoryKind::Device);
+    if n_ubatches > 1 {
+        match buffer(batch.end(n_ubatches)) {
+            Ok(scratch) => return Ok((scratch, n_ubatches)),
+            Err(Error::OutOfMemory { .. }) => {
+                log::warn!("no memory for the residual stream of a batch: ubatches go one by one");
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok((buffer(scratch_bytes)?, 1))
 }
 
 /// The kernels that steps launch.
