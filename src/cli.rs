@@ -89,9 +89,10 @@ pub struct EngineArgs {
     /// Context in tokens; 0: what the model was trained for
     #[arg(short, long, default_value_t = 0, value_name = "N")]
     pub ctx_size: u32,
-    /// Tokens handed over at once
-    #[arg(short, long, default_value_t = 2048, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub batch_size: u32,
+    /// Tokens that go through the model layer by layer, so that experts in host memory are moved once for
+    /// all of them; unset: as many as memory allows
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch_size: Option<u32>,
     /// Tokens that one kernel launch handles, at most the batch [short: -ub]
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub ubatch_size: u32,

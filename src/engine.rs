@@ -4,9 +4,11 @@
 //! [`Engine::load`] does it.
 
 mod advice;
+mod batch;
 mod ops;
 mod planned;
 
+pub use batch::{Progress, Watch};
 pub use ops::{OpTimes, OpsRequest};
 pub use planned::Planned;
 
@@ -27,6 +29,7 @@ use crate::stream::stats::StreamStats;
 use crate::stream::{self, StreamJob, Streamer};
 use crate::trace::Trace;
 use crate::vk::{Device, Validation};
+use batch::{Passed, Ubatch};
 use planned::pass_shape;
 use std::path::Path;
 use std::sync::Arc;
@@ -39,6 +42,8 @@ pub struct EngineOptions {
     pub device: Option<String>,
     /// Context of a session in tokens; 0: what the model was trained for, or less if that is large.
     pub n_ctx: u32,
+    /// Tokens that go through the model together; `None`: as many as memory allows.
+    pub n_batch: Option<u32>,
     /// Tokens that one kernel launch handles.
     pub n_ubatch: u32,
     /// Type of cached keys.
@@ -64,6 +69,7 @@ impl Default for EngineOptions {
         EngineOptions {
             device: None,
             n_ctx: 0,
+            n_batch: None,
             n_ubatch: 512,
             type_k: KvType::F16,
             type_v: KvType::F16,
@@ -86,6 +92,7 @@ pub struct Engine {
     kv_shape: KvShape,
     n_ubatch: u32,
     hash_logits: bool,
+    watch: Option<Box<Watch>>,
     // Dropped before the weights that its recorded commands use.
     executor: Executor,
     residency: Residency,
@@ -150,7 +157,9 @@ impl Engine {
             &device,
             ExecutorOptions {
                 tuning,
+                n_batch: plan.n_batch,
                 n_ubatch,
+                n_embd: model.hparams.n_embd,
                 scratch_bytes: plan.needs.scratch_bytes,
                 rope_freqs: &model.hparams.attention.rope.frequencies(),
                 n_expert_used,
@@ -166,6 +175,7 @@ impl Engine {
             kv_shape,
             n_ubatch,
             hash_logits: options.hash_logits,
+            watch: None,
             executor,
             residency,
         })
@@ -281,7 +291,13 @@ impl Engine {
         Err(Error::Sampling("all logits are NaN".into()))
     }
 
-    /// Runs the ubatches of `tokens`; `done` follows each, with the number of rows it put out.
+    /// Has `watch` look on while evaluations of several ubatches go on. When it breaks one off, that ends with
+    /// [`Error::Interrupted`], and the session has the tokens of whole ubatches or batches.
+    pub fn set_watch(&mut self, watch: Box<Watch>) {
+        self.watch = Some(watch);
+    }
+
+    /// Runs the ubatches of `tokens`, batch by batch; `done` follows each, with the number of rows it put out.
     fn passes(
         &mut self,
         session: &mut Session,
@@ -291,37 +307,47 @@ impl Engine {
         mut done: impl FnMut(&mut Self, &mut Session, u32) -> Result<()>,
     ) -> Result<()> {
         self.check_tokens(session, tokens)?;
-        let n_chunks = tokens.len().div_ceil(self.n_ubatch as usize);
-        for (i, chunk) in tokens.chunks(self.n_ubatch as usize).enumerate() {
-            let n_tokens = chunk.len() as u32;
-            let n_outputs = match outputs {
-                Outputs::All => n_tokens,
-                Outputs::None => 0,
-                Outputs::Last => u32::from(i + 1 == n_chunks),
-            };
-            let shape = pass_shape(
-                &self.model.hparams,
-                self.executor.tuning(),
-                n_tokens,
-                n_outputs,
-                session.n_past + n_tokens,
-                top,
-            );
-            self.executor.run(&Pass {
-                model: &self.model,
-                residency: &self.residency,
-                kv: &session.kv,
-                shape,
-                tokens: chunk,
-                first_position: session.n_past,
-            })?;
-            session.n_past += n_tokens;
-            if n_outputs > 0 {
-                self.hide_progress();
+        let ubatches = Ubatch::cut(tokens, self.n_ubatch, session.n_past, outputs, top);
+        let mut passed = Passed::new(tokens.len(), self.model.hparams.n_layer);
+        // Whole ubatches: where they begin does not depend on the batch.
+        let per_batch = (self.plan.n_batch / self.n_ubatch).max(1);
+        for batch in ubatches.chunks(per_batch as usize) {
+            let by_layer = batch.len() > 1 && self.run_layers(session, batch, passed)?;
+            for (number, ubatch) in batch.iter().enumerate() {
+                let Engine { model, residency, executor, .. } = self;
+                let pass = ubatch.pass(model, residency, executor.tuning(), &session.kv);
+                match (by_layer, ubatch.n_outputs) {
+                    (false, _) => executor.run(&pass)?,
+                    (true, 0) => {}
+                    (true, _) => executor.run_head(&pass, number)?,
+                }
+                session.n_past += ubatch.n_tokens();
+                if ubatch.n_outputs > 0 {
+                    self.hide_progress();
+                }
+                done(self, session, ubatch.n_outputs)?;
+                passed.add(ubatch.n_tokens());
+                if !by_layer {
+                    passed.tell(&mut self.watch, 0)?;
+                }
             }
-            done(self, session, n_outputs)?;
         }
         Ok(())
+    }
+
+    /// Runs a batch layer by layer but for the heads, if that is worth it.
+    fn run_layers(
+        &mut self,
+        session: &Session,
+        batch: &[Ubatch<'_>],
+        passed: Passed,
+    ) -> Result<bool> {
+        let Engine { model, residency, executor, watch, .. } = self;
+        let tuning = *executor.tuning();
+        let ubatches = batch.iter();
+        let passes: Vec<Pass<'_>> =
+            ubatches.map(|u| u.pass(model, residency, &tuning, &session.kv)).collect();
+        executor.run_layers(&passes, &mut |done| passed.tell(watch, done))
     }
 
     fn check_tokens(&self, session: &Session, tokens: &[u32]) -> Result<()> {

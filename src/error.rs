@@ -123,6 +123,9 @@ pub enum Error {
     /// The logits leave no token to choose.
     #[error("cannot choose a token: {0}")]
     Sampling(String),
+    /// Whoever looked on ended it.
+    #[error("interrupted")]
+    Interrupted,
     /// The KV cache is full.
     #[error("the context is full: {n_ctx} tokens; a larger one: -c {suggestion}")]
     ContextFull {

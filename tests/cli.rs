@@ -519,14 +519,15 @@ fn a_plan_is_drawn() {
     assert!(!text.contains('\x1b'), "colours go to terminals only");
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].ends_with("qwen3moe, 6 layers, 16 experts, 4 used"), "{text}");
-    assert!(lines[1].ends_with("context 512, ubatch 64"), "{text}");
+    assert!(lines[1].ends_with("context 512, batch 64, ubatch 64"), "{text}");
+    assert!(lines[2].starts_with("predicted: a prompt of 512 tokens and 256 more in "), "{text}");
     let legend = ["█ dense weights", "▓ experts", "▒ KV cache", "▚ activations", "▞ staging slots"];
     for name in legend.into_iter().chain(["▖ gaps", "░ margin", "· free", "  in all"]) {
         assert!(lines.iter().any(|l| l.starts_with(name)), "no `{name}` in\n{text}");
     }
     assert!(text.contains("2 × 576.5 KiB"), "{text}");
     // One bar for each heap, as long as a line, of nothing but parts.
-    let is_bar = |l: &&&str| l.chars().all(|c| "█▓▒▚▞▖░▤·".contains(c)) && !l.is_empty();
+    let is_bar = |l: &&&str| l.chars().all(|c| "█▓▒▚▌▞▖░▤·".contains(c)) && !l.is_empty();
     let bars: Vec<usize> = lines.iter().filter(is_bar).map(|l| l.chars().count()).collect();
     assert_eq!(bars, [100, 100], "{text}");
     // The first two layers have experts on the host only, the others on the device only.
@@ -538,6 +539,27 @@ fn a_plan_is_drawn() {
     }
     assert!(lines[layers + 6].starts_with("other"), "{text}");
     assert!(lines.iter().all(|l| l.chars().count() <= 100), "{text}");
+}
+
+/// A batch is the context where memory allows it, or what is asked for in whole ubatches; with too few slots for
+/// a layer it is a ubatch.
+#[test]
+fn a_plan_names_its_batch() {
+    let with = |flags: &[&str]| {
+        let plan = plan(&[&SMALL[..], &["-cmoe", "--prefetch-experts-slots"], flags].concat());
+        let bytes = plan["device_bytes"]["residual_stream"].as_u64().unwrap();
+        (plan["n_batch"].as_u64().unwrap(), bytes)
+    };
+    // Two rows of 256 values and an id for each token.
+    let row_bytes = 2 * 256 * 4 + 4;
+    assert_eq!(with(&["6"]), (512, 512 * row_bytes));
+    assert_eq!(with(&["6", "-b", "200"]), (192, 192 * row_bytes));
+    assert_eq!(with(&["6", "-b", "9999"]), (512, 512 * row_bytes));
+    assert_eq!(with(&["6", "-b", "32"]), (32, 0));
+    let few = ["plan", "-cmoe", "--prefetch-experts-slots", "2", "-b", "256"];
+    let ran = vkmoe(&[&few[..], &SMALL].concat());
+    assert_eq!(ran.err, "warning: -b 256: memory and slots allow batches of 64 tokens\n");
+    assert!(!ran.succeeded().contains("residual stream"));
 }
 
 #[test]

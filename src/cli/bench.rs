@@ -31,8 +31,8 @@ pub struct BenchArgs {
     /// Times that a test is repeated
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub repetitions: u32,
-    /// Tokens handed over at once
-    #[arg(short, long, default_value = "2048", value_name = "N")]
+    /// Tokens that go through the model layer by layer; unset: as many as memory allows
+    #[arg(short, long, value_name = "N")]
     pub batch_size: Vec<Numbers>,
     /// Tokens that one kernel launch handles, at most the batch [short: -ub]
     #[arg(long, default_value = "512", value_name = "N")]

@@ -5,7 +5,7 @@ use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
 use crate::exec::kv::KvType;
 use crate::plan::{CpuMoe, Overrides, PlacementOptions};
-use crate::stream::options::{AUTO_SLOTS, HostSource, SlotCount, StreamOptions};
+use crate::stream::options::{HostSource, SlotCount, StreamOptions, USUAL_SLOTS};
 use crate::vk::CopyQueue;
 
 /// The variable of the fork that prefetching was first tried in.
@@ -19,7 +19,8 @@ pub(super) fn engine_options(args: &EngineArgs) -> Result<EngineOptions> {
     Ok(EngineOptions {
         device: args.device.clone(),
         n_ctx: args.ctx_size,
-        n_ubatch: args.ubatch_size.min(args.batch_size),
+        n_batch: args.batch_size,
+        n_ubatch: args.ubatch_size,
         type_k: kv_type(args.cache_type_k),
         type_v: kv_type(args.cache_type_v),
         vram_limit_bytes: args.vram_limit.map(mib),
@@ -91,7 +92,7 @@ fn switch(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Option<boo
 fn slots_of_env(env: &dyn Fn(&str) -> Option<String>) -> Result<SlotCount> {
     match env(PREFETCH).as_deref().map(str::trim) {
         None | Some("") => Ok(SlotCount::Auto),
-        Some("1") => Ok(SlotCount::Fixed(AUTO_SLOTS)),
+        Some("1") => Ok(SlotCount::Fixed(USUAL_SLOTS)),
         Some(text) => match cli::slots(text) {
             Ok(n) => Ok(SlotCount::Fixed(n)),
             Err(e) => Err(Error::usage(PREFETCH, format!("`{text}`: {e}"))),

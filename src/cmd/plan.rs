@@ -44,7 +44,7 @@ fn head(planned: &Planned) -> String {
         Sharing::Chips | Sharing::Heap => ", its memory is the host's",
     };
     format!(
-        "{}: {}, {} layers, {} experts, {} used\n{} ({}{shares}), context {}, ubatch {}\n",
+        "{}: {}, {} layers, {} experts, {} used\n{} ({}{shares}), context {}, batch {}, ubatch {}\n{}",
         planned.gguf().path().display(),
         hp.arch,
         hp.n_layer,
@@ -53,7 +53,9 @@ fn head(planned: &Planned) -> String {
         info.name,
         info.kind,
         planned.kv_shape().n_ctx,
+        planned.plan().n_batch,
         planned.n_ubatch(),
+        planned.plan().choice().iter().map(|line| format!("{line}\n")).collect::<String>(),
     )
 }
 
@@ -91,6 +93,7 @@ fn detail(part: Part, planned: &Planned) -> String {
         }
         Part::Kv => format!("{} tokens, keys {}, values {}", kv.n_ctx, kv.type_k, kv.type_v),
         Part::Activations => format!("up to {} tokens at once", planned.n_ubatch()),
+        Part::Residual => format!("of batches of {} tokens, layer by layer", plan.n_batch),
         Part::Slots => format!("{} × {}", plan.n_slots, Bytes(plan.slot_bytes)),
         Part::Packing => "between weights, at most".into(),
         Part::Margin => "for the driver, the desktop and other programs".into(),
@@ -129,7 +132,7 @@ fn paint(part: Part, n: usize) -> String {
         Part::Dense => Color::Blue,
         Part::Experts => Color::Green,
         Part::Kv => Color::Yellow,
-        Part::Activations => Color::Magenta,
+        Part::Activations | Part::Residual => Color::Magenta,
         Part::Slots => Color::Cyan,
         Part::Packing | Part::Margin | Part::DevicePart | Part::Free => {
             return cells.dim().to_string();
@@ -159,6 +162,7 @@ fn as_json(planned: &Planned) -> Value {
         "device_kind": info.kind.to_string(),
         "shares_host_memory": sharing,
         "n_ctx": kv.n_ctx,
+        "n_batch": plan.n_batch,
         "n_ubatch": planned.n_ubatch(),
         "type_k": kv.type_k.to_string(),
         "type_v": kv.type_v.to_string(),
@@ -166,6 +170,11 @@ fn as_json(planned: &Planned) -> Value {
         "slot_bytes": plan.slot_bytes,
         "device_bytes": parts_json(&planned.device_parts(), Some(budget.device_bytes)),
         "host_bytes": parts_json(&planned.host_parts(), Some(budget.host_bytes)),
+        "prediction": plan.prediction.map(|p| json!({
+            "n_prompt": p.n_prompt,
+            "prompt_ns": p.prompt_ns,
+            "answer_ns": p.answer_ns,
+        })),
         "layers": planned.layers().iter().map(layer_json).collect::<Vec<_>>(),
         "tensors": tensors,
     })

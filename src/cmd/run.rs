@@ -7,14 +7,16 @@ use super::{
     text_input, tokenizer, write_trace,
 };
 use crate::cli::{RunArgs, SamplingArgs};
-use crate::engine::{Engine, Outputs, Session};
+use crate::engine::{Engine, Outputs, Session, Watch};
 use crate::error::{Error, Result};
 use crate::plan::Bytes;
 use crate::progress;
 use crate::sampler::{Sampler, SamplerParams};
 use crate::stream::stats::StreamStats;
 use crate::tokenizer::{ChatTemplate, Message, Special, Tokenizer};
+use indicatif::ProgressBar;
 use std::io::{self, IsTerminal};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -121,8 +123,6 @@ struct Talk {
     special: Special,
     n_predict: Option<usize>,
     ignore_eos: bool,
-    n_batch: usize,
-    n_ubatch: usize,
     interrupted: Arc<AtomicBool>,
     prompt: Phase,
     decode: Phase,
@@ -168,8 +168,6 @@ impl Talk {
             special: if args.parse_special { Special::Parse } else { Special::Plain },
             n_predict,
             ignore_eos: args.ignore_eos,
-            n_batch: args.engine.batch_size as usize,
-            n_ubatch: args.engine.ubatch_size.min(args.engine.batch_size) as usize,
             interrupted,
             prompt: Phase::default(),
             decode: Phase::default(),
@@ -311,35 +309,20 @@ impl Talk {
             self.sampler.accept(id);
         }
         let since = Instant::now();
-        let bar = progress::hidden_bar("prompt", new.len() as u64);
-        let (mut next, mut n_done) = (None, 0);
-        // One launch at a time, so that the bar moves and Ctrl-C is heard.
-        let n_ubatch = self.n_ubatch;
-        let pieces = new.chunks(self.n_batch).flat_map(|batch| batch.chunks(n_ubatch));
-        for piece in pieces {
-            if self.interrupted.load(Ordering::Relaxed) {
-                break;
+        let bar = progress::hidden_bar("prompt", 1);
+        self.engine.set_watch(watch(bar.clone(), self.interrupted.clone()));
+        let next = match self.eval(new) {
+            Ok(next) => Some(next),
+            Err(Error::Interrupted) => {
+                let n_done = self.session.n_past() as usize - keep;
+                self.cached.extend_from_slice(&new[..n_done]);
+                None
             }
-            n_done += piece.len();
-            match n_done == new.len() {
-                true => next = Some(self.eval(piece)?),
-                false => self.append(piece)?,
-            }
-            bar.inc(piece.len() as u64);
-            if since.elapsed() > PATIENCE {
-                progress::show(&bar);
-            }
-        }
+            Err(e) => return Err(e),
+        };
         bar.finish_and_clear();
-        self.prompt.add(n_done, since, &self.engine.take_stats());
+        self.prompt.add(self.cached.len() - keep, since, &self.engine.take_stats());
         Ok(next)
-    }
-
-    /// Appends tokens without choosing one.
-    fn append(&mut self, tokens: &[u32]) -> Result<()> {
-        self.engine.eval(&mut self.session, tokens, Outputs::None, |_, _| Ok(()))?;
-        self.cached.extend_from_slice(tokens);
-        Ok(())
     }
 
     /// Appends tokens and chooses the next.
@@ -404,7 +387,7 @@ impl Talk {
 
     /// Prints the closing figures, frees the session, and writes the trace.
     fn close(mut self, trace: Option<TraceFile>) -> Result<()> {
-        if self.prompt.tokens > 0 {
+        if self.prompt.tokens > 0 || self.prompt.stats.moved() {
             note(&format!("\n{}", self.figures()));
             if let Some(lines) = self.expert_figures() {
                 note(&lines);
@@ -414,6 +397,23 @@ impl Talk {
         self.engine.close(self.session);
         write_trace(trace, &mut self.engine)
     }
+}
+
+/// Moves the bar of a prompt, over its tokens times layers, shows it if the prompt takes long, and hears
+/// Ctrl-C.
+fn watch(bar: ProgressBar, interrupted: Arc<AtomicBool>) -> Box<Watch> {
+    let since = Instant::now();
+    Box::new(move |progress| {
+        bar.set_length(progress.total);
+        bar.set_position(progress.done);
+        if since.elapsed() > PATIENCE {
+            progress::show(&bar);
+        }
+        match interrupted.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    })
 }
 
 /// The sampler, and whether it always takes the likeliest token.

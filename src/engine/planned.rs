@@ -5,15 +5,18 @@ use super::EngineOptions;
 use super::advice::{self, Situation};
 use crate::error::{Error, Result};
 use crate::exec::kv::KvShape;
+use crate::exec::pace;
 use crate::exec::residency::packing_overhead_bytes;
 use crate::exec::tuning::Tuning;
 use crate::gguf::Gguf;
+use crate::graph::parts::BatchLayout;
 use crate::graph::scratch;
 use crate::model::hparams::HParams;
 use crate::model::weights::WeightInfo;
-use crate::model::{Model, PassShape};
+use crate::model::{Model, Part, PassShape};
 use crate::plan::usage::{LayerUse, Parts};
-use crate::plan::{self, Budget, Needs, Place, Plan, Sharing};
+use crate::plan::{self, BatchNeeds, Budget, Needs, Place, Plan, Rates, Sharing};
+use crate::stream::options::LINK_GBPS;
 use crate::vk::{self, Device, DeviceOptions, Instance, InstanceOptions};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -57,10 +60,14 @@ impl Planned {
             tuning: &tuning,
             free: free_memory(&device),
             storage_range_bytes: device.info().limits.storage_range_bytes,
+            buffer_bytes: device.info().limits.allocated_buffer_bytes(),
             scratch: RefCell::default(),
         };
         let Draft { kv_shape, n_ubatch, budget, plan } =
             planner.draft(options).map_err(|e| planner.advised(e, options))?;
+        if let Some(n) = plan.refused_batch() {
+            log::warn!("-b {n}: memory and slots allow batches of {} tokens", plan.n_batch);
+        }
         let options = options.clone();
         Ok(Planned { gguf, model, device, tuning, kv_shape, n_ubatch, options, plan, budget })
     }
@@ -137,6 +144,8 @@ struct Planner<'a> {
     /// What is free, without the user's limit.
     free: Budget,
     storage_range_bytes: u64,
+    /// No buffer is larger.
+    buffer_bytes: u64,
     /// Scratch bytes by ubatch and context: advice asks for the same again and again.
     scratch: RefCell<HashMap<(u32, u32), u64>>,
 }
@@ -146,16 +155,20 @@ impl Planner<'_> {
         let hp = &self.model.hparams;
         let budget = self.budget(options);
         let kv_shape = kv_shape(hp, options, budget, self.storage_range_bytes)?;
-        // Nothing launches more tokens than there are cells.
-        let n_ubatch = options.n_ubatch.min(kv_shape.n_ctx).max(1);
+        // Nothing launches more tokens than there are cells, or than a batch has.
+        let n_batch = options.n_batch.unwrap_or(u32::MAX).min(kv_shape.n_ctx);
+        let n_ubatch = options.n_ubatch.min(n_batch).max(1);
         let largest = pass_shape(hp, self.tuning, n_ubatch, n_ubatch, kv_shape.n_ctx, None);
         check_ubatch(self.model, &largest, self.storage_range_bytes)?;
         let usual_margin = MARGIN_BYTES.min(budget.device_bytes / MARGIN_SHARE);
+        let scratch_bytes = self.scratch_bytes(n_ubatch, kv_shape.n_ctx);
         let needs = Needs {
             kv_bytes: kv_shape.bytes(hp),
-            scratch_bytes: self.scratch_bytes(n_ubatch, kv_shape.n_ctx),
+            scratch_bytes,
             packing_bytes: packing_overhead_bytes(&self.model.weights),
             margin_bytes: options.placement.margin_bytes.unwrap_or(usual_margin),
+            batch: self.batch_needs(options, n_ubatch, kv_shape.n_ctx, scratch_bytes),
+            rates: self.rates(n_ubatch, kv_shape.n_ctx),
         };
         let weights = &self.model.weights;
         let plan = plan::place(weights, needs, budget, &options.placement, &options.stream)?;
@@ -171,6 +184,46 @@ impl Planner<'_> {
     fn scratch_bytes(&self, n_ubatch: u32, n_ctx: u32) -> u64 {
         let bytes = || scratch_bytes(self.model, self.tuning, n_ubatch, n_ctx);
         *self.scratch.borrow_mut().entry((n_ubatch, n_ctx)).or_insert_with(bytes)
+    }
+
+    /// What batches of several ubatches need. They lie behind the activations, in one buffer with them.
+    fn batch_needs(
+        &self,
+        options: &EngineOptions,
+        n_ubatch: u32,
+        n_ctx: u32,
+        scratch_bytes: u64,
+    ) -> BatchNeeds {
+        let layout = BatchLayout::new(scratch_bytes, n_ubatch, self.model.hparams.n_embd);
+        let room = self.buffer_bytes.saturating_sub(layout.end(0));
+        let n_ubatches = (room / layout.ubatch_bytes()).min(u64::from(n_ctx.div_ceil(n_ubatch)));
+        let n_max = (n_ubatches as u32).max(1).saturating_mul(n_ubatch);
+        BatchNeeds {
+            n_ubatch,
+            // Whole ubatches: where they begin does not depend on the batch.
+            n_batch: options.n_batch.map(|n| match n >= n_ctx {
+                true => n_max,
+                false => (n / n_ubatch).max(1) * n_ubatch,
+            }),
+            n_max,
+            ubatch_bytes: layout.ubatch_bytes(),
+        }
+    }
+
+    /// What predictions go by: nothing is measured yet.
+    fn rates(&self, n_ubatch: u32, n_ctx: u32) -> Rates {
+        let hp = &self.model.hparams;
+        let shape = pass_shape(hp, self.tuning, n_ubatch, 0, n_ctx, None);
+        let graph = self.model.graph(&shape);
+        // On average a token sees half of the context.
+        let flops: f64 = graph.ops.iter().map(|op| pace::cost(&graph, op, n_ctx / 2).flops).sum();
+        let n = f64::from(n_ubatch) * f64::from(hp.n_layer.max(1));
+        Rates {
+            link_gbps: LINK_GBPS,
+            token_ns: flops / n / self.tuning.flops_per_ns(),
+            used_share: f64::from(hp.experts.n_used) / f64::from(hp.experts.n_expert.max(1)),
+            n_prompt: n_ctx,
+        }
     }
 
     /// Adds to an error about memory which flags would make the plan work.
@@ -297,7 +350,18 @@ fn scratch_bytes(model: &Model, tuning: &Tuning, n_ubatch: u32, n_ctx: u32) -> u
     let is_largest = |&n: &u32| n == n_ubatch || splits(n) != splits(n + 1);
     let bytes = (1..=n_ubatch).filter(is_largest).map(|n_tokens| {
         let shape = pass_shape(&model.hparams, tuning, n_tokens, n_tokens, n_ctx, None);
-        scratch::plan(&model.graph(&shape)).bytes
+        scratch::plan(&model.graph(&shape)).bytes.max(part_bytes(model, &shape))
+    });
+    bytes.max().unwrap_or(0)
+}
+
+/// Scratch memory for the parts of a pass, whose residual stream lies elsewhere.
+fn part_bytes(model: &Model, shape: &PassShape) -> u64 {
+    let layers = (0..model.hparams.n_layer).map(Part::Layer);
+    let bytes = layers.chain([Part::Embedding, Part::Head]).map(|part| {
+        let graph = model.part(part, shape);
+        let batch = BatchLayout::new(0, shape.n_tokens, model.hparams.n_embd);
+        scratch::plan_beside(&graph, &batch.fixed(&graph, 0)).bytes
     });
     bytes.max().unwrap_or(0)
 }
@@ -305,7 +369,10 @@ fn scratch_bytes(model: &Model, tuning: &Tuning, n_ubatch: u32, n_ctx: u32) -> u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Graph;
+    use crate::graph::parts::Stream;
     use crate::vk::{DeviceInfo, DeviceKind};
+    use regex::{Captures, Regex};
 
     /// Every pass finds the scratch memory that was planned, however its keys are split.
     #[test]
@@ -324,9 +391,81 @@ mod tests {
                         let shape =
                             pass_shape(&model.hparams, &tuning, n_tokens, n_tokens, n_kv, None);
                         let needed = scratch::plan(&model.graph(&shape)).bytes;
+                        let needed = needed.max(part_bytes(&model, &shape));
                         assert!(needed <= planned, "{n_tokens} of {n_ubatch} tokens: {needed}");
                     }
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ops as text, in which tensors are numbered in the order of their first use.
+    struct Texts {
+        tensor: Regex,
+        n: usize,
+    }
+
+    impl Texts {
+        fn new() -> Self {
+            let tensor = Regex::new(r"Tensor\((\d+)\)").unwrap_or_else(|e| panic!("{e}"));
+            Texts { tensor, n: 0 }
+        }
+
+        fn of(&mut self, graph: &Graph, known: &mut HashMap<String, usize>) -> Vec<String> {
+            let mut number = |found: &Captures<'_>| {
+                let number = known.entry(found[0].to_string()).or_insert_with(|| {
+                    self.n += 1;
+                    self.n
+                });
+                format!("t{number}")
+            };
+            let text = |op| self.tensor.replace_all(&format!("{op:?}"), &mut number).into_owned();
+            graph.ops.iter().map(text).collect()
+        }
+    }
+
+    /// The tensors of a stream, as [`Texts`] finds them.
+    fn tensors(stream: Option<Stream>) -> impl Iterator<Item = String> {
+        let tensors = stream.into_iter().flat_map(|s| [Some(s.x), s.delta]).flatten();
+        tensors.map(|t| format!("{t:?}"))
+    }
+
+    fn parts(model: &Model) -> impl Iterator<Item = Part> {
+        let layers = (0..model.hparams.n_layer).map(Part::Layer);
+        [Part::Embedding].into_iter().chain(layers).chain([Part::Head])
+    }
+
+    /// A pass in parts has the ops of the whole pass, on every device and for any number of tokens, and what it
+    /// keeps between parts is not overwritten while it is read.
+    #[test]
+    fn parts_are_the_whole() -> Result<()> {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-q4_k_m.gguf");
+        let model = Model::load(&Gguf::open(&demo)?)?;
+        for (kind, half_from) in
+            [(DeviceKind::Cpu, None), (DeviceKind::Discrete, None), (DeviceKind::Discrete, Some(9))]
+        {
+            let mut info = DeviceInfo::default();
+            (info.kind, info.subgroup.default) = (kind, 8);
+            let tuning = Tuning::new(&info);
+            for n_tokens in [1, 2, 5, 8, 9, 32, 33, 80] {
+                let mut shape = pass_shape(&model.hparams, &tuning, n_tokens, 1, 4096, Some(1));
+                shape.fusions.half_from = half_from;
+                let whole = Texts::new().of(&model.graph(&shape), &mut HashMap::new());
+                let (mut texts, mut ops, mut stream) = (Texts::new(), Vec::new(), Vec::new());
+                for part in parts(&model) {
+                    let graph = model.part(part, &shape);
+                    let mut known = tensors(graph.border.enters).zip(stream).collect();
+                    ops.extend(texts.of(&graph, &mut known));
+                    stream = tensors(graph.border.leaves).map(|t| known[&t]).collect();
+                    let batch = BatchLayout::new(1000, n_tokens, model.hparams.n_embd);
+                    let fixed = batch.fixed(&graph, 3);
+                    scratch::plan_beside(&graph, &fixed);
+                    let ends = fixed.iter().map(|&(t, offset)| offset + graph.shape(t).bytes());
+                    assert!(fixed.iter().all(|&(_, offset)| offset >= batch.ids(3)));
+                    assert!(ends.max().is_some_and(|end| end <= batch.ids(4)), "{part:?}");
+                }
+                assert_eq!(ops, whole, "{n_tokens} tokens");
             }
         }
         Ok(())

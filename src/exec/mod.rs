@@ -2,8 +2,9 @@
 //! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`mat_vec`], [`attention`],
 //! [`decode_attention`] and [`grid`], shown by [`choices`], [`kernels`]
 //! (pipelines), [`pace`] (how much goes into one submission), `record` with `hazards` (recording),
-//! `profile` (timestamps), [`run`] (submitting, reading back). For benchmarks: [`op_times`] (kernels timed
-//! alone), [`candidates`] (sizes to compare), [`peaks`] (what the device does at best), `cold` (weights that no cache holds), `stopwatch`.
+//! `profile` (timestamps), [`run`] (submitting, reading back), [`layers`] (batches of several ubatches).
+//! For benchmarks: [`op_times`] (kernels timed alone), [`candidates`] (sizes to compare), [`peaks`] (what
+//! the device does at best), `cold` (weights that no cache holds), `stopwatch`.
 
 pub mod residency;
 pub mod kv;
@@ -22,6 +23,7 @@ mod hazards;
 mod profile;
 mod record;
 pub mod run;
+pub mod layers;
 pub mod candidates;
 pub mod op_times;
 pub mod peaks;

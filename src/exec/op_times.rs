@@ -300,7 +300,7 @@ impl Timing<'_> {
     fn binding(&self, bound: Bound) -> Binding<'_> {
         match bound {
             Bound::Scratch { offset, bytes } => Binding { buffer: &self.scratch, offset, bytes },
-            other => self.workspace.binding(other, self.pass.kv),
+            other => self.workspace.binding(other, self.pass.kv, 0),
         }
     }
 }

@@ -1,7 +1,6 @@
 //! What the lanes did when: timestamps of submissions and copies, summed into [`StreamStats`], and with
 //! tracing on those of every op, kept for a [`Trace`](crate::trace::Trace).
 
-use super::record::Recorded;
 use crate::error::Result;
 use crate::stream::overlap::{busy_ns, overlap_ns};
 use crate::stream::stats::StreamStats;
@@ -14,6 +13,9 @@ use std::time::Duration;
 /// Spans timed in a pass, two timestamps each; later ones go untimed. 200 GB through the ring are
 /// 13,000 copies.
 const MAX_SPANS: u32 = 32_768;
+/// Of a long pass, the stage that is recorded has one half of the compute lane's, the one that runs the
+/// other.
+const STAGE_SPANS: u32 = MAX_SPANS / 2;
 /// Clocks drift apart by some 20 µs a second.
 const MAX_DRIFT: Duration = Duration::from_millis(500);
 /// Spans that a trace keeps.
@@ -38,11 +40,28 @@ pub(super) enum ComputeMark {
     },
 }
 
+/// What the timestamps of a range of queries belong to, in pairs.
+#[derive(Default)]
+pub(super) struct MarkList {
+    /// The first query.
+    first: u32,
+    /// Pairs that there was room for.
+    room: u32,
+    marks: Vec<ComputeMark>,
+}
+
+impl MarkList {
+    /// Whether later spans may have gone untimed.
+    fn is_full(&self) -> bool {
+        self.marks.len() >= self.room as usize
+    }
+}
+
 /// Writes timestamps while a pass is recorded.
 pub(super) struct Marks {
     pool: QueryPool,
     per_op: bool,
-    marks: Vec<ComputeMark>,
+    list: MarkList,
     /// Query of the open submission.
     segment: Option<usize>,
     op: Option<u32>,
@@ -50,22 +69,37 @@ pub(super) struct Marks {
 
 impl Marks {
     pub(super) fn new(pool: QueryPool, per_op: bool) -> Self {
-        Marks { pool, per_op, marks: Vec::new(), segment: None, op: None }
+        let list = MarkList { first: 0, room: MAX_SPANS, marks: Vec::new() };
+        Marks { pool, per_op, list, segment: None, op: None }
     }
 
-    pub(super) fn into_marks(self) -> Vec<ComputeMark> {
-        self.marks
+    pub(super) fn into_list(self) -> MarkList {
+        self.list
+    }
+
+    /// Begins stage `n` of a pass, between submissions; gives what belongs to the stage before, which must
+    /// have been read when the next one begins.
+    pub(super) fn begin_stage(&mut self, n: usize) -> MarkList {
+        let first = if n.is_multiple_of(2) { 0 } else { 2 * STAGE_SPANS };
+        std::mem::replace(&mut self.list, MarkList { first, room: STAGE_SPANS, marks: Vec::new() })
+    }
+
+    /// Whether the stage should end soon, so that everything is timed.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.list.marks.len() as u32 > self.list.room / 2
     }
 
     pub(super) fn begin_segment(&mut self, recorder: &mut Recorder) {
         let mark = ComputeMark::Segment { estimate_ns: 0.0, reads_host: false };
-        self.segment = self.begin(recorder, mark).map(|query| query as usize / 2);
+        let index = self.list.marks.len();
+        self.segment = self.begin(recorder, mark).map(|_| index);
     }
 
     pub(super) fn end_segment(&mut self, recorder: &mut Recorder, estimate: f64, host: bool) {
         let Some(index) = self.segment.take() else { return };
-        self.marks[index] = ComputeMark::Segment { estimate_ns: estimate, reads_host: host };
-        recorder.write_timestamp(&self.pool, index as u32 * 2 + 1);
+        let mark = ComputeMark::Segment { estimate_ns: estimate, reads_host: host };
+        self.list.marks[index] = mark;
+        recorder.write_timestamp(&self.pool, self.list.first + index as u32 * 2 + 1);
     }
 
     pub(super) fn begin_op(
@@ -86,11 +120,11 @@ impl Marks {
     }
 
     fn begin(&mut self, recorder: &mut Recorder, mark: ComputeMark) -> Option<u32> {
-        let query = self.marks.len() as u32 * 2;
-        if query >= 2 * MAX_SPANS {
+        if self.list.is_full() {
             return None;
         }
-        self.marks.push(mark);
+        let query = self.list.first + self.list.marks.len() as u32 * 2;
+        self.list.marks.push(mark);
         recorder.reset_timestamps(&self.pool, query..query + 2);
         recorder.write_timestamp(&self.pool, query);
         Some(query)
@@ -133,6 +167,8 @@ pub(super) struct Profile {
     /// The first tick ever seen: the origin for devices that cannot.
     first_tick: Option<u64>,
     pub(super) copy_times: CopyTimes,
+    /// When the compute lane was busy in this pass, as far as that was read.
+    compute: Vec<Interval>,
     stats: StreamStats,
     trace: Option<Spans>,
 }
@@ -148,6 +184,7 @@ impl Profile {
             calibration: device.calibration()?,
             first_tick: None,
             copy_times: CopyTimes { pool, copies: Vec::new(), open: None },
+            compute: Vec::new(),
             stats: StreamStats::default(),
             trace: tracing.then(Spans::default),
         })
@@ -169,25 +206,23 @@ impl Profile {
             pool.reset(0..2 * n);
         }
         self.copy_times.copies.clear();
+        self.compute.clear();
         Ok(())
     }
 
-    /// Reads the timestamps of a pass that is done; gives each submission's estimate and time.
-    pub(super) fn end_pass(
+    /// Reads the timestamps of a stage, or of a whole pass, that is done; gives each submission's estimate
+    /// and time.
+    pub(super) fn end_stage(
         &mut self,
         pool: &QueryPool,
-        recorded: &Recorded,
-        mut streamer: Option<&mut Streamer>,
-        n_tokens: u32,
-        wall: Duration,
+        list: &MarkList,
     ) -> Result<Vec<(f64, f64)>> {
         let mut learned = Vec::new();
-        let mut compute: Vec<Interval> = Vec::new();
-        let times = self.intervals(pool, recorded.marks.len())?;
-        for (mark, (start, end)) in recorded.marks.iter().zip(times) {
+        let times = self.intervals(pool, list.first, list.marks.len())?;
+        for (mark, (start, end)) in list.marks.iter().zip(times) {
             match mark {
                 ComputeMark::Segment { estimate_ns, reads_host } => {
-                    compute.push((start, end));
+                    self.compute.push((start, end));
                     if !reads_host {
                         learned.push((*estimate_ns, end.saturating_sub(start) as f64));
                     }
@@ -207,34 +242,47 @@ impl Profile {
                 }
             }
         }
+        if let Some(trace) = self.trace.as_mut().filter(|_| list.is_full()) {
+            trace.cut("of a pass", list.room as usize);
+        }
+        Ok(learned)
+    }
+
+    /// Sums up a pass that is done, all stages of which were read. `ubatches`: their tokens.
+    pub(super) fn end_pass(
+        &mut self,
+        mut streamer: Option<&mut Streamer>,
+        ubatches: &[u32],
+        wall: Duration,
+    ) -> Result<()> {
         let copies = self.end_copies(streamer.as_deref_mut())?;
         let streamed_bytes: u64 = self.copy_times.copies.iter().map(|c| c.bytes).sum();
-        let direct_bytes = streamer.as_deref().map_or(0, |s| s.direct_bytes(n_tokens));
-        if let Some(streamer) = streamer {
+        let direct_bytes_of = |&n: &u32| streamer.as_deref().map_or(0, |s| s.direct_bytes(n));
+        let direct_bytes = ubatches.iter().map(direct_bytes_of).sum();
+        if let (Some(streamer), Some(&n_tokens)) = (streamer, ubatches.first()) {
             let bytes = streamed_bytes + direct_bytes;
             streamer.learn_pass(n_tokens, bytes, wall.as_nanos() as u64);
         }
-        if let Some(trace) = &mut self.trace
-            && recorded.marks.len().max(self.copy_times.copies.len()) >= MAX_SPANS as usize
-        {
+        let n_copies = self.copy_times.copies.len();
+        if let Some(trace) = self.trace.as_mut().filter(|_| n_copies >= MAX_SPANS as usize) {
             trace.cut("of a pass", MAX_SPANS as usize);
         }
         self.stats.add(&StreamStats {
             streamed_bytes,
             direct_bytes,
             copy_ns: busy_ns(&copies),
-            compute_ns: busy_ns(&compute),
-            both_ns: overlap_ns(&copies, &compute),
+            compute_ns: busy_ns(&self.compute),
+            both_ns: overlap_ns(&copies, &self.compute),
             wall_ns: wall.as_nanos() as u64,
         });
-        Ok(learned)
+        Ok(())
     }
 
     fn end_copies(&mut self, streamer: Option<&mut Streamer>) -> Result<Vec<Interval>> {
         let (Some(pool), Some(streamer)) = (self.copy_times.pool.clone(), streamer) else {
             return Ok(Vec::new());
         };
-        let times = self.intervals(&pool, self.copy_times.copies.len())?;
+        let times = self.intervals(&pool, 0, self.copy_times.copies.len())?;
         for (copy, &(start, end)) in self.copy_times.copies.iter().zip(&times) {
             streamer.learn_link(copy.bytes, end.saturating_sub(start));
             let tensor = &streamer.tensors()[copy.tensor];
@@ -247,13 +295,13 @@ impl Profile {
         Ok(times)
     }
 
-    /// The first `n` spans of a pool.
-    fn intervals(&mut self, pool: &QueryPool, n: usize) -> Result<Vec<Interval>> {
+    /// `n` spans of a pool, from query `first` on.
+    fn intervals(&mut self, pool: &QueryPool, first: u32, n: usize) -> Result<Vec<Interval>> {
         let n = n.min(MAX_SPANS as usize) as u32;
         if n == 0 {
             return Ok(Vec::new());
         }
-        let ticks = pool.read_ticks(0..2 * n)?;
+        let ticks = pool.read_ticks(first..first + 2 * n)?;
         let format = pool.tick_format();
         let clock = match &self.calibration {
             Some(calibration) => Clock::new(calibration, format),

@@ -1,15 +1,17 @@
-//! Records the steps of a pass into submissions of bounded length. A submission also ends before and
-//! after a kernel that reads a streamed expert tensor: before, because what follows waits for the copy;
-//! after, so that the slot is free as soon as possible.
+//! Records the steps of a pass into submissions of bounded length. A submission also ends before the first
+//! and after the last kernel that reads a streamed expert tensor: before, because what follows waits for the
+//! copy; after, so that the slot is free as soon as possible.
 
 use super::hazards::{Access, Hazards};
 use super::kernels::{Bound, Cuts, Launch};
 use super::kv::KvCache;
 use super::lower::Step;
 use super::pace;
-use super::profile::{ComputeMark, CopyTimes, Marks};
+use super::pace::Pace;
+use super::profile::{MarkList, Marks, Profile};
 use super::run::{Pass, RESULTS_OFFSET, STATUS_BYTES, Workspace};
 use crate::error::Result;
+use crate::graph::parts::BatchLayout;
 use crate::graph::scratch::Layout;
 use crate::graph::{Graph, Op};
 use crate::model::weights::WeightInfo;
@@ -22,7 +24,33 @@ pub(super) struct Recorded {
     /// In order.
     pub(super) segments: Vec<Commands>,
     /// What the timestamps belong to.
-    pub(super) marks: Vec<ComputeMark>,
+    pub(super) marks: MarkList,
+}
+
+/// The ops of a ubatch, or a part of them.
+pub(super) struct Unit<'a> {
+    pub(super) pass: &'a Pass<'a>,
+    pub(super) graph: &'a Graph,
+    pub(super) layout: &'a Layout,
+    /// By op.
+    pub(super) steps: &'a [Vec<Step>],
+    /// The ubatch's number in its batch.
+    pub(super) ubatch: usize,
+    /// Whether nothing afterwards reads the slots that it reads.
+    pub(super) frees_slots: bool,
+}
+
+/// A long pass is recorded in stages of this length: while one runs, the next is recorded, and what the one
+/// before took is learned.
+const STAGE_NS: f64 = 2.0 * pace::TARGET_NS;
+
+/// What was recorded and submitted together.
+struct Stage {
+    segments: Vec<Commands>,
+    points: Vec<Point>,
+    marks: MarkList,
+    /// What the pass has done at its end.
+    done: u64,
 }
 
 /// What becomes of a submission once it is recorded.
@@ -37,13 +65,20 @@ pub(super) enum Sink {
 pub(super) struct Recording<'a> {
     pub(super) workspace: &'a Workspace,
     pub(super) streamer: Option<&'a mut Streamer>,
-    pub(super) copy_times: &'a mut CopyTimes,
-    pub(super) pass: &'a Pass<'a>,
-    pub(super) graph: &'a Graph,
-    pub(super) layout: &'a Layout,
-    pub(super) sink: Sink,
-    pub(super) marks: Marks,
+    profile: &'a mut Profile,
+    /// For model, weights and cache.
+    pass: &'a Pass<'a>,
+    sink: Sink,
+    marks: Marks,
+    pub(super) pace: Pace,
     segments: Vec<Commands>,
+    /// The stage before this one.
+    running: Option<Stage>,
+    n_stages: usize,
+    /// Estimate of the stage so far.
+    stage_ns: f64,
+    /// Uses of streamed tensors whose copies this lane has waited for.
+    n_awaited: usize,
     recorder: Option<Recorder>,
     /// What the next submission waits for.
     waits: Vec<Point>,
@@ -62,21 +97,23 @@ impl<'a> Recording<'a> {
     pub(super) fn new(
         workspace: &'a Workspace,
         streamer: Option<&'a mut Streamer>,
-        copy_times: &'a mut CopyTimes,
+        profile: &'a mut Profile,
         pass: &'a Pass<'a>,
-        (graph, layout): (&'a Graph, &'a Layout),
         sink: Sink,
     ) -> Self {
         Recording {
             marks: Marks::new(workspace.timestamps.clone(), workspace.per_op),
+            pace: workspace.pace,
             workspace,
             streamer,
-            copy_times,
+            profile,
             pass,
-            graph,
-            layout,
             sink,
             segments: Vec::new(),
+            running: None,
+            n_stages: 0,
+            stage_ns: 0.0,
+            n_awaited: 0,
             recorder: None,
             waits: Vec::new(),
             estimate_ns: 0.0,
@@ -87,32 +124,81 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Records everything. The points are empty if the sink keeps.
-    pub(super) fn all(mut self, steps: &[Vec<Step>]) -> Result<(Recorded, Vec<Point>)> {
-        self.inputs()?;
-        self.advance()?;
-        let n_kv = self.pass.first_position + self.pass.shape.n_tokens;
-        for (i, (op, steps)) in self.graph.ops.iter().zip(steps).enumerate() {
-            let estimate_ns = pace::estimate_ns(self.graph, op, n_kv);
-            let expected = self.workspace.pace.expected_ns(self.estimate_ns + estimate_ns);
-            if expected > pace::TARGET_NS && self.estimate_ns > 0.0 {
-                self.flush()?;
-            }
-            let streamed = self.streamed_uses(op);
-            for &index in &streamed {
-                self.before_read(i, index)?;
-            }
-            self.op(op, steps, estimate_ns)?;
-            if !streamed.is_empty() {
-                self.after_read(streamed.len())?;
-            }
+    /// Records a pass of one unit. The points are empty if the sink keeps.
+    pub(super) fn all(mut self, unit: &Unit<'_>) -> Result<(Recorded, Vec<Point>)> {
+        if unit.graph.tokens.is_some() {
+            self.inputs(unit)?;
         }
+        self.advance()?;
+        self.unit(unit)?;
         self.results()?;
         let points = match self.sink {
             Sink::Keep => Vec::new(),
             Sink::Submit(points) => points,
         };
-        Ok((Recorded { segments: self.segments, marks: self.marks.into_marks() }, points))
+        Ok((Recorded { segments: self.segments, marks: self.marks.into_list() }, points))
+    }
+
+    /// Records the ops of a unit.
+    pub(super) fn unit(&mut self, unit: &Unit<'_>) -> Result<()> {
+        let n_kv = unit.pass.first_position + unit.pass.shape.n_tokens;
+        for (i, (op, steps)) in unit.graph.ops.iter().zip(unit.steps).enumerate() {
+            let estimate_ns = pace::estimate_ns(unit.graph, op, n_kv);
+            let expected = self.pace.expected_ns(self.estimate_ns + estimate_ns);
+            if expected > pace::TARGET_NS && self.estimate_ns > 0.0 {
+                self.flush()?;
+            }
+            let streamed = self.streamed_uses(op);
+            for &index in &streamed {
+                self.before_read(unit, i, index)?;
+            }
+            self.op(unit, op, steps, estimate_ns)?;
+            if unit.frees_slots && !streamed.is_empty() {
+                self.after_read(streamed.len())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the stage if it is long, or in any case, and waits for the one before. What the pass has done at
+    /// the end of this one: `done`; at the end of the other: the result.
+    pub(super) fn end_stage(&mut self, done: u64, in_any_case: bool) -> Result<Option<u64>> {
+        let is_long = self.pace.expected_ns(self.stage_ns) > STAGE_NS;
+        let is_over = is_long || self.marks.is_nearly_full();
+        let is_cut = self.streamer.as_mut().is_some_and(|streamer| streamer.ends_stage());
+        if !(is_over || is_cut || in_any_case) {
+            return Ok(None);
+        }
+        self.flush()?;
+        let Sink::Submit(points) = &mut self.sink else {
+            unreachable!("passes of several stages are submitted as they are recorded")
+        };
+        let points = std::mem::take(points);
+        let segments = std::mem::take(&mut self.segments);
+        self.stage_ns = 0.0;
+        self.n_stages += 1;
+        let marks = self.marks.begin_stage(self.n_stages);
+        let before = self.running.replace(Stage { segments, points, marks, done });
+        before.map(|stage| self.finish(stage)).transpose()
+    }
+
+    /// Waits for the last stage.
+    pub(super) fn end_last_stage(&mut self) -> Result<Option<u64>> {
+        self.running.take().map(|stage| self.finish(stage)).transpose()
+    }
+
+    /// Waits for a stage, and learns what it took.
+    fn finish(&mut self, stage: Stage) -> Result<u64> {
+        let what = format!("layer {} of a batch", self.il.unwrap_or(0));
+        for &point in &stage.points {
+            self.workspace.device.wait(point, &what)?;
+        }
+        drop(stage.segments);
+        let learned = self.profile.end_stage(&self.workspace.timestamps, &stage.marks)?;
+        for (estimate_ns, ns) in learned {
+            self.pace.learn(estimate_ns, ns);
+        }
+        Ok(stage.done)
     }
 
     /// The uses of streamed tensors that this op is, ascending.
@@ -129,15 +215,20 @@ impl<'a> Recording<'a> {
         uses
     }
 
-    /// Ends the submission before a kernel that reads a slot, and makes the next wait for its copy.
-    fn before_read(&mut self, op: usize, index: usize) -> Result<()> {
+    /// Ends the submission before the first kernel that reads a slot, and makes the next wait for its copy.
+    /// What is submitted later comes after it.
+    fn before_read(&mut self, unit: &Unit<'_>, op: usize, index: usize) -> Result<()> {
+        if index < self.n_awaited {
+            return Ok(());
+        }
+        self.n_awaited = index + 1;
         if self.streamer.as_ref().is_some_and(|s| s.awaits_router(index)) {
-            self.read_routing(op, index)?;
+            self.read_routing(unit, op, index)?;
         }
         self.flush()?;
         self.advance()?;
         if let Some(streamer) = &mut self.streamer {
-            self.waits.push(streamer.filled(index, self.copy_times)?);
+            self.waits.push(streamer.filled(index, &mut self.profile.copy_times)?);
         }
         Ok(())
     }
@@ -155,17 +246,18 @@ impl<'a> Recording<'a> {
     }
 
     /// Submits the copies that are due.
-    fn advance(&mut self) -> Result<()> {
+    pub(super) fn advance(&mut self) -> Result<()> {
         match &mut self.streamer {
-            Some(streamer) => streamer.advance(self.copy_times),
+            Some(streamer) => streamer.advance(&mut self.profile.copy_times),
             None => Ok(()),
         }
     }
 
     /// Waits for the router and tells the streamer which experts it chose.
-    fn read_routing(&mut self, op: usize, index: usize) -> Result<()> {
-        let Some(ids) = self.graph.ops[op].routing().map(|r| r.ids) else { return Ok(()) };
-        let (offset, bytes) = (self.layout.offsets[ids.0 as usize], self.graph.shape(ids).bytes());
+    fn read_routing(&mut self, unit: &Unit<'_>, op: usize, index: usize) -> Result<()> {
+        let graph = unit.graph;
+        let Some(ids) = graph.ops[op].routing().map(|r| r.ids) else { return Ok(()) };
+        let (offset, bytes) = (unit.layout.offsets[ids.0 as usize], graph.shape(ids).bytes());
         let workspace = self.workspace;
         let recorder = self.recorder()?;
         recorder.barrier();
@@ -180,7 +272,7 @@ impl<'a> Recording<'a> {
         }
         let mut chosen = vec![0u32; (bytes / 4) as usize];
         workspace.routing.read(0, bytemuck::cast_slice_mut(&mut chosen))?;
-        let n = self.graph.ops[op..]
+        let n = graph.ops[op..]
             .iter()
             .filter(|later| later.routing().is_some_and(|r| r.ids == ids))
             .flat_map(Op::weights)
@@ -193,17 +285,34 @@ impl<'a> Recording<'a> {
     }
 
     /// Takes over what the host wrote.
-    fn inputs(&mut self) -> Result<()> {
-        let (workspace, n_tokens) = (self.workspace, self.pass.shape.n_tokens);
-        let (graph, layout) = (self.graph, self.layout);
+    fn inputs(&mut self, unit: &Unit<'_>) -> Result<()> {
+        let (workspace, n_tokens) = (self.workspace, unit.pass.shape.n_tokens);
+        let (graph, layout) = (unit.graph, unit.layout);
         let recorder = self.recorder()?;
         workspace.record_inputs(recorder, &workspace.scratch, n_tokens, (graph, layout));
         recorder.barrier();
         Ok(())
     }
 
+    /// Begins a pass of several stages: takes over the same for all ubatches of a batch.
+    pub(super) fn batch_inputs(&mut self, n_ubatches: usize, batch: &BatchLayout) -> Result<()> {
+        self.marks.begin_stage(0);
+        let workspace = self.workspace;
+        let recorder = self.recorder()?;
+        let (inputs, bytes) = (&workspace.inputs, workspace.ids_bytes);
+        for ubatch in 0..n_ubatches {
+            let from = ubatch as u64 * bytes;
+            recorder.copy(inputs, from, &workspace.scratch, batch.ids(ubatch), bytes);
+        }
+        let bytes = n_ubatches as u64 * bytes;
+        recorder.copy(inputs, inputs.bytes() / 2, &workspace.positions, 0, bytes);
+        recorder.fill(&workspace.status, 0..STATUS_BYTES, 0);
+        recorder.barrier();
+        Ok(())
+    }
+
     /// Hands the status to the host.
-    fn results(&mut self) -> Result<()> {
+    pub(super) fn results(&mut self) -> Result<()> {
         let workspace = self.workspace;
         if self.launched {
             self.barrier()?;
@@ -215,8 +324,8 @@ impl<'a> Recording<'a> {
     }
 
     /// The steps of an op: a barrier before if it depends on what runs, and between its own steps.
-    fn op(&mut self, op: &Op, steps: &[Step], estimate_ns: f64) -> Result<()> {
-        let access = Access::of(op, self.graph, self.layout);
+    fn op(&mut self, unit: &Unit<'_>, op: &Op, steps: &[Step], estimate_ns: f64) -> Result<()> {
+        let access = Access::of(op, unit.graph, unit.layout);
         let mut barrier = self.hazards.conflict(&access);
         if barrier {
             self.hazards = Hazards::default();
@@ -227,7 +336,7 @@ impl<'a> Recording<'a> {
             }
             barrier = true;
             match step {
-                Step::Launch(launch) => self.launch(op, launch, estimate_ns)?,
+                Step::Launch(launch) => self.launch(unit.ubatch, op, launch, estimate_ns)?,
                 Step::Copy { from, to, bytes } => {
                     let scratch = &self.workspace.scratch;
                     self.recorder()?.copy(scratch, *from, scratch, *to, *bytes);
@@ -243,18 +352,19 @@ impl<'a> Recording<'a> {
         // After the steps: a cut dispatch ends submissions, and its last part runs in the newest.
         self.hazards.add(access);
         self.estimate_ns += estimate_ns;
+        self.stage_ns += estimate_ns;
         Ok(())
     }
 
     /// A dispatch, cut into several submissions if it would run too long.
-    fn launch(&mut self, op: &Op, launch: &Launch, estimate_ns: f64) -> Result<()> {
-        let parts = split(launch.groups, self.workspace.pace.parts(estimate_ns), launch.cuts);
+    fn launch(&mut self, ubatch: usize, op: &Op, launch: &Launch, estimate_ns: f64) -> Result<()> {
+        let parts = split(launch.groups, self.pace.parts(estimate_ns), launch.cuts);
         let n = parts.len();
         for (i, (base, groups)) in parts.into_iter().enumerate() {
             let workspace = self.workspace;
             let pipeline = workspace.kernels.get(&launch.kernel)?;
-            let bindings: Vec<Binding<'_>> =
-                launch.bindings.iter().map(|b| workspace.binding(*b, self.pass.kv)).collect();
+            let binding = |bound: &Bound| workspace.binding(*bound, self.pass.kv, ubatch);
+            let bindings: Vec<Binding<'_>> = launch.bindings.iter().map(binding).collect();
             self.recorder()?;
             let (model, il) = (self.pass.model, self.il);
             self.launched = true;
@@ -342,10 +452,19 @@ impl Workspace {
         recorder.fill(&self.status, 0..STATUS_BYTES, 0);
     }
 
-    pub(super) fn binding<'a>(&'a self, bound: Bound, kv: &'a KvCache) -> Binding<'a> {
+    /// `ubatch`: its number in the batch.
+    pub(super) fn binding<'a>(
+        &'a self,
+        bound: Bound,
+        kv: &'a KvCache,
+        ubatch: usize,
+    ) -> Binding<'a> {
         match bound {
             Bound::Scratch { offset, bytes } => Binding { buffer: &self.scratch, offset, bytes },
-            Bound::Positions => Binding::from(&self.positions),
+            Bound::Positions => {
+                let bytes = self.ids_bytes;
+                Binding { buffer: &self.positions, offset: ubatch as u64 * bytes, bytes }
+            }
             Bound::Status => Binding::from(&self.status),
             Bound::Kv { il, half } => Binding::from(kv.buffer(il, half)),
         }

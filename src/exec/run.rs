@@ -4,15 +4,16 @@
 //! Passes over one token are recorded once and replayed: what changes from token to token (the token,
 //! its position) is read from buffers, and so are the addresses of experts.
 
-use super::kernels::Kernels;
+use super::kernels::{KernelKey, Kernels};
 use super::kv::KvCache;
 use super::lower::{Lowering, Step};
 use super::pace::{self, Pace};
 use super::profile::Profile;
-use super::record::{Recorded, Recording, Sink};
+use super::record::{Recorded, Recording, Sink, Unit};
 use super::residency::Residency;
 use super::tuning::{MAX_COUNTERS, Tuning};
 use crate::error::{Error, Result};
+use crate::graph::parts::BatchLayout;
 use crate::graph::scratch::{self, Layout};
 use crate::graph::{Graph, Op};
 use crate::model::{Model, PassShape};
@@ -54,6 +55,11 @@ pub struct ExecutorOptions<'a> {
     pub tuning: Tuning,
     /// Tokens of a pass, at most.
     pub n_ubatch: u32,
+    /// Tokens of a batch that goes through the model layer by layer, at most; no more than `n_ubatch`: none
+    /// does.
+    pub n_batch: u32,
+    /// Width of the residual stream.
+    pub n_embd: u32,
     /// Activations of a pass.
     pub scratch_bytes: u64,
     /// Radians per position.
@@ -68,9 +74,9 @@ pub struct ExecutorOptions<'a> {
 
 /// A device with everything that passes share.
 pub struct Executor {
-    workspace: Workspace,
-    streamer: Option<Streamer>,
-    profile: Profile,
+    pub(super) workspace: Workspace,
+    pub(super) streamer: Option<Streamer>,
+    pub(super) profile: Profile,
     replays: Vec<(ReplayKey, Recorded)>,
 }
 
@@ -86,11 +92,18 @@ pub(super) struct Workspace {
     /// Every dispatch is a submission of its own: GPU-assisted validation (layer 1.4.309) checks one with
     /// the push descriptors of the next where a submission has several.
     pub(super) one_by_one: bool,
-    /// Activations, reused from op to op.
+    /// Activations, reused from op to op; behind them what a batch keeps from layer to layer.
     pub(super) scratch: Buffer,
-    /// Token ids, then positions, written by the host.
+    /// Bytes of the activations.
+    pub(super) scratch_bytes: u64,
+    /// What is behind them, and ubatches that there is room for.
+    pub(super) batch: BatchLayout,
+    pub(super) n_ubatches: usize,
+    /// Token ids of each ubatch, then positions of each, written by the host.
     pub(super) inputs: Buffer,
     pub(super) positions: Buffer,
+    /// Bytes from the ids, or the positions, of one ubatch to the next one's.
+    pub(super) ids_bytes: u64,
     pub(super) status: Buffer,
     /// Status, then logits, read by the host.
     pub(super) results: Buffer,
@@ -106,11 +119,15 @@ impl Executor {
     pub fn new(device: &Arc<Device>, options: ExecutorOptions<'_>) -> Result<Self> {
         let device_buffer = |name, bytes| Buffer::new(device, name, bytes, MemoryKind::Device);
         let host_buffer = |name, bytes| Buffer::new(device, name, bytes, MemoryKind::HostRead);
-        let ids_bytes = u64::from(options.n_ubatch) * 4;
+        let ids_bytes = BatchLayout::ids_bytes(options.n_ubatch);
         let routing_bytes = match options.streamer {
             Some(_) => ids_bytes * u64::from(options.n_expert_used.max(1)),
             None => 4,
         };
+        let scratch_bytes = options.scratch_bytes.max(RESULTS_OFFSET);
+        let batch = BatchLayout::new(scratch_bytes, options.n_ubatch, options.n_embd);
+        let n_ubatches = u64::from(options.n_batch.div_ceil(options.n_ubatch.max(1)).max(1));
+        let (scratch, n_ubatches) = scratch_buffer(device, scratch_bytes, &batch, n_ubatches)?;
         let freqs = options.rope_freqs;
         let workspace = Workspace {
             kernels: Kernels::new(device.clone()),
@@ -119,9 +136,13 @@ impl Executor {
             timestamps: Profile::compute_pool(device)?,
             per_op: options.tracing,
             one_by_one: device.instance().validation() == Validation::GpuAssisted,
-            scratch: device_buffer("scratch", options.scratch_bytes.max(RESULTS_OFFSET))?,
-            inputs: Buffer::new(device, "inputs", 2 * ids_bytes, MemoryKind::Upload)?,
-            positions: device_buffer("positions", ids_bytes)?,
+            scratch,
+            scratch_bytes,
+            batch,
+            n_ubatches: n_ubatches as usize,
+            inputs: Buffer::new(device, "inputs", 2 * n_ubatches * ids_bytes, MemoryKind::Upload)?,
+            positions: device_buffer("positions", n_ubatches * ids_bytes)?,
+            ids_bytes,
             status: device_buffer("status", STATUS_BYTES)?,
             results: host_buffer("results", RESULTS_OFFSET)?,
             routing: host_buffer("routing", routing_bytes)?,
@@ -161,7 +182,7 @@ impl Executor {
     /// Runs a pass and waits for its results.
     pub fn run(&mut self, pass: &Pass<'_>) -> Result<()> {
         let since = Instant::now();
-        self.workspace.write_inputs(pass)?;
+        self.workspace.write_inputs(std::slice::from_ref(pass))?;
         self.profile.begin_pass()?;
         if pass.shape.n_tokens > 1 {
             let (recorded, points) = self.record(pass, Sink::Submit(Vec::new()))?;
@@ -189,7 +210,7 @@ impl Executor {
 
     /// Writes a pass's inputs, for the steps that [`time_ops`](Self::time_ops) takes apart.
     pub(super) fn prepare_ops(&mut self, pass: &Pass<'_>) -> Result<&mut Workspace> {
-        self.workspace.write_inputs(pass)?;
+        self.workspace.write_inputs(std::slice::from_ref(pass))?;
         Ok(&mut self.workspace)
     }
 
@@ -214,43 +235,24 @@ impl Executor {
     fn record(&mut self, pass: &Pass<'_>, sink: Sink) -> Result<(Recorded, Vec<Point>)> {
         let graph = pass.model.graph(&pass.shape);
         let layout = scratch::plan(&graph);
-        self.reserve_results(pass, &layout)?;
-        if let Some(streamer) = self.streamer.as_mut().filter(|_| pass.shape.n_tokens > 1) {
-            let n_kv = pass.first_position + pass.shape.n_tokens;
-            let outlook = Outlook {
-                idle_ns: idle_ns(&graph, &self.workspace.pace, n_kv),
-                direct_share: self.workspace.tuning.host_read_share(pass.shape.n_tokens),
-            };
-            streamer.begin(pass.residency, pass.shape.n_tokens, Some(outlook))?;
+        self.reserve_results(pass)?;
+        self.workspace.check_scratch(pass, &layout)?;
+        if pass.shape.n_tokens > 1 {
+            let outlook = self.workspace.outlook(pass, &graph);
+            if let Some(streamer) = &mut self.streamer {
+                streamer.begin(pass.residency, pass.shape.n_tokens, Some(outlook))?;
+            }
         }
-        let lowering = Lowering {
-            graph: &graph,
-            layout: &layout,
-            residency: pass.residency,
-            streamer: self.streamer.as_ref(),
-            rope_freqs: self.workspace.rope_freqs.address(),
-            kv: pass.kv.shape(),
-            tuning: &self.workspace.tuning,
-        };
-        let steps: Vec<Vec<Step>> = graph.ops.iter().map(|op| lowering.steps(op)).collect();
-        let launches = steps.iter().flatten().filter_map(|s| match s {
-            Step::Launch(launch) => Some(&launch.kernel),
-            _ => None,
-        });
-        self.workspace.kernels.prepare(launches)?;
-        let recording = Recording::new(
-            &self.workspace,
-            self.streamer.as_mut(),
-            &mut self.profile.copy_times,
-            pass,
-            (&graph, &layout),
-            sink,
-        );
-        recording.all(&steps)
+        let steps = self.workspace.steps(pass, &graph, &layout, self.streamer.as_ref());
+        self.workspace.kernels.prepare(kernels_of(&steps))?;
+        let (layout, steps) = (&layout, &steps[..]);
+        let unit = Unit { pass, graph: &graph, layout, steps, ubatch: 0, frees_slots: true };
+        let (workspace, profile) = (&self.workspace, &mut self.profile);
+        Recording::new(workspace, self.streamer.as_mut(), profile, pass, sink).all(&unit)
     }
 
-    /// Makes the result buffer large enough, and checks what the plan promised of scratch memory.
-    fn reserve_results(&mut self, pass: &Pass<'_>, layout: &Layout) -> Result<()> {
+    /// Makes the result buffer large enough.
+    pub(super) fn reserve_results(&mut self, pass: &Pass<'_>) -> Result<()> {
         let rows = u64::from(pass.shape.n_outputs);
         let row = pass.shape.top.map_or(pass.model.hparams.n_vocab, |k| 2 * k);
         let bytes = RESULTS_OFFSET + rows * u64::from(row) * 4;
@@ -260,15 +262,7 @@ impl Executor {
             workspace.results =
                 Buffer::new(&workspace.device, "results", bytes, MemoryKind::HostRead)?;
         }
-        if layout.bytes <= workspace.scratch.bytes() {
-            return Ok(());
-        }
-        Err(Error::OutOfMemory {
-            what: format!("activations of {} tokens", pass.shape.n_tokens),
-            needed_bytes: layout.bytes,
-            available_bytes: workspace.scratch.bytes(),
-            hint: String::new(),
-        })
+        Ok(())
     }
 
     /// Waits, learns how fast device and bus are, and looks at what kernels reported.
@@ -279,6 +273,18 @@ impl Executor {
         points: &[Point],
         since: Instant,
     ) -> Result<()> {
+        self.wait(pass, points)?;
+        if let Some(streamer) = &self.streamer {
+            streamer.check_pages()?;
+        }
+        self.learn(recorded)?;
+        let ubatches = [pass.shape.n_tokens];
+        self.profile.end_pass(self.streamer.as_mut(), &ubatches, since.elapsed())?;
+        self.check_status()
+    }
+
+    /// Waits for all submissions of a pass.
+    pub(super) fn wait(&self, pass: &Pass<'_>, points: &[Point]) -> Result<()> {
         // One by one: the time limit is that of a submission, however long the pass is.
         for (i, &point) in points.iter().enumerate() {
             let what = format!("part {} of {} of a forward pass", i + 1, points.len());
@@ -287,19 +293,20 @@ impl Executor {
                 _ => self.workspace.device.wait(point, &what)?,
             }
         }
-        if let Some(streamer) = &self.streamer {
-            streamer.check_pages()?;
-        }
-        let learned = self.profile.end_pass(
-            &self.workspace.timestamps,
-            recorded,
-            self.streamer.as_mut(),
-            pass.shape.n_tokens,
-            since.elapsed(),
-        )?;
+        Ok(())
+    }
+
+    /// Learns how fast the device is.
+    pub(super) fn learn(&mut self, recorded: &Recorded) -> Result<()> {
+        let learned = self.profile.end_stage(&self.workspace.timestamps, &recorded.marks)?;
         for (estimate_ns, ns) in learned {
             self.workspace.pace.learn(estimate_ns, ns);
         }
+        Ok(())
+    }
+
+    /// An error if a kernel of the last pass reported one.
+    pub(super) fn check_status(&self) -> Result<()> {
         let mut status = [0u8; 4];
         self.workspace.results.read(0, &mut status)?;
         match u32::from_le_bytes(status) {
@@ -319,12 +326,89 @@ impl Workspace {
         self.device.wait(point, "uploading rope frequencies")
     }
 
-    fn write_inputs(&self, pass: &Pass<'_>) -> Result<()> {
-        let positions: Vec<u32> =
-            (0..pass.shape.n_tokens).map(|i| pass.first_position + i).collect();
-        self.inputs.write(0, bytemuck::cast_slice(pass.tokens))?;
-        self.inputs.write(self.inputs.bytes() / 2, bytemuck::cast_slice(&positions))
+    /// Writes ids and positions of the ubatches of a batch.
+    pub(super) fn write_inputs(&self, batch: &[Pass<'_>]) -> Result<()> {
+        for (ubatch, pass) in batch.iter().enumerate() {
+            let offset = ubatch as u64 * self.ids_bytes;
+            let positions: Vec<u32> =
+                (0..pass.shape.n_tokens).map(|i| pass.first_position + i).collect();
+            self.inputs.write(offset, bytemuck::cast_slice(pass.tokens))?;
+            let half = self.inputs.bytes() / 2;
+            self.inputs.write(half + offset, bytemuck::cast_slice(&positions))?;
+        }
+        Ok(())
     }
+
+    /// Checks what the plan promised of scratch memory.
+    pub(super) fn check_scratch(&self, pass: &Pass<'_>, layout: &Layout) -> Result<()> {
+        if layout.bytes <= self.scratch_bytes {
+            return Ok(());
+        }
+        Err(Error::OutOfMemory {
+            what: format!("activations of {} tokens", pass.shape.n_tokens),
+            needed_bytes: layout.bytes,
+            available_bytes: self.scratch_bytes,
+            hint: String::new(),
+        })
+    }
+
+    /// What a pass can expect without prefetching. `graph`: all of it.
+    pub(super) fn outlook(&self, pass: &Pass<'_>, graph: &Graph) -> Outlook {
+        let n_kv = pass.first_position + pass.shape.n_tokens;
+        Outlook {
+            idle_ns: idle_ns(graph, &self.pace, n_kv),
+            direct_share: self.tuning.host_read_share(pass.shape.n_tokens),
+        }
+    }
+
+    /// The steps of a graph, by op.
+    pub(super) fn steps(
+        &self,
+        pass: &Pass<'_>,
+        graph: &Graph,
+        layout: &Layout,
+        streamer: Option<&Streamer>,
+    ) -> Vec<Vec<Step>> {
+        let lowering = Lowering {
+            graph,
+            layout,
+            residency: pass.residency,
+            streamer,
+            rope_freqs: self.rope_freqs.address(),
+            kv: pass.kv.shape(),
+            tuning: &self.tuning,
+        };
+        graph.ops.iter().map(|op| lowering.steps(op)).collect()
+    }
+}
+
+/// The buffer of activations, with room for so many ubatches behind them if memory is there, else for none. The
+/// number of ubatches that a batch can have.
+fn scratch_buffer(
+    device: &Arc<Device>,
+    scratch_bytes: u64,
+    batch: &BatchLayout,
+    n_ubatches: u64,
+) -> Result<(Buffer, u64)> {
+    let buffer = |bytes| Buffer::new(device, "scratch", bytes, MemoryKind::Device);
+    if n_ubatches > 1 {
+        match buffer(batch.end(n_ubatches)) {
+            Ok(scratch) => return Ok((scratch, n_ubatches)),
+            Err(Error::OutOfMemory { .. }) => {
+                log::warn!("no memory for the residual stream of a batch: ubatches go one by one");
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok((buffer(scratch_bytes)?, 1))
+}
+
+/// The kernels that steps launch.
+pub(super) fn kernels_of(steps: &[Vec<Step>]) -> impl Iterator<Item = &KernelKey> {
+    steps.iter().flatten().filter_map(|step| match step {
+        Step::Launch(launch) => Some(&launch.kernel),
+        Step::Copy { .. } | Step::Result { .. } => None,
+    })
 }
 
 /// Time per expert tensor in which a pass does other things than multiply with experts.

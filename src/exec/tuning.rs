@@ -43,6 +43,8 @@ pub struct Tuning {
     pub group_from: u32,
     /// Share of the bus that the grouped product gets when it reads experts in host memory.
     grouped_host_read_share: f64,
+    /// Speed of the plain units, to within some factor: for plans.
+    plain_flops_per_ns: f64,
     /// What products of many rows run on, if not on the plain units.
     pub matrix: Option<MatrixUnits>,
     /// Or these integer products.
@@ -128,6 +130,7 @@ impl Tuning {
                 mat_vec_max: 32,
                 group_from: 33,
                 grouped_host_read_share: 1.0,
+                plain_flops_per_ns: 20.0,
                 matrix: None,
                 int8: None,
                 units_why: "",
@@ -146,6 +149,7 @@ impl Tuning {
                 group_from: 9,
                 // H200: 20 of 49 GB/s, too few loads in flight.
                 grouped_host_read_share: 0.4,
+                plain_flops_per_ns: 2e3,
                 matrix: None,
                 int8: None,
                 units_why: "",
@@ -217,6 +221,16 @@ impl Tuning {
     /// Share of the bus that a pass gets when its kernels read experts in host memory.
     pub fn host_read_share(&self, n_tokens: u32) -> f64 {
         if n_tokens >= self.group_from { self.grouped_host_read_share } else { 1.0 }
+    }
+
+    /// Multiplications and additions of many rows in a nanosecond, by rule of thumb: plans are made before
+    /// anything is measured.
+    pub fn flops_per_ns(&self) -> f64 {
+        match (self.matrix, self.int8) {
+            (Some(_), _) => 10.0 * self.plain_flops_per_ns,
+            (None, Some(_)) => 2.0 * self.plain_flops_per_ns,
+            (None, None) => self.plain_flops_per_ns,
+        }
     }
 
     /// Ranges of keys that attention computes apart, so that small passes keep the device busy: counted

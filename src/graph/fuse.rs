@@ -49,7 +49,7 @@ impl Format {
 /// Fuses what `fusions` names.
 pub fn fuse(mut graph: Graph, fusions: Fusions) -> Graph {
     gate_up(&mut graph, fusions);
-    let n_tokens = graph.tokens.map_or(u32::MAX, |t| graph.shape(t).rows);
+    let n_tokens = graph.n_tokens().unwrap_or(u32::MAX);
     if n_tokens <= fusions.few_to {
         fuse_decode::fuse(&mut graph, n_tokens <= fusions.attention_to);
     }

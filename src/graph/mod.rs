@@ -7,6 +7,7 @@
 
 pub mod fuse;
 mod fuse_decode;
+pub mod parts;
 pub mod scratch;
 mod uses;
 
@@ -635,7 +636,7 @@ impl Op {
     }
 }
 
-/// The ops of one forward pass over one ubatch.
+/// The ops of one forward pass over one ubatch, or of a part of it.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     /// Shapes, by [`Tensor`].
@@ -644,6 +645,8 @@ pub struct Graph {
     pub ops: Vec<Op>,
     /// Token ids, `[n_tokens][1]`, filled by the host. Positions are bound by `exec/` itself.
     pub tokens: Option<Tensor>,
+    /// What the ops share with those of other graphs.
+    pub border: parts::Border,
 }
 
 impl Graph {

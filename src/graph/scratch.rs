@@ -33,10 +33,20 @@ fn lifetimes(graph: &Graph) -> Vec<Option<(usize, usize)>> {
 
 /// Places tensors in order of birth at the lowest offset that is free for their whole life.
 pub fn plan(graph: &Graph) -> Layout {
-    let lives = lifetimes(graph);
+    plan_beside(graph, &[])
+}
+
+/// The same for a graph some of whose tensors have their place already, outside of the arena.
+pub fn plan_beside(graph: &Graph, fixed: &[(Tensor, u64)]) -> Layout {
+    let mut lives = lifetimes(graph);
+    let mut layout = Layout { offsets: vec![0; lives.len()], bytes: 0 };
+    assert_disjoint(&lives, fixed);
+    for &(Tensor(t), offset) in fixed {
+        layout.offsets[t as usize] = offset;
+        lives[t as usize] = None;
+    }
     let mut order: Vec<usize> = (0..lives.len()).filter(|&t| lives[t].is_some()).collect();
     order.sort_by_key(|&t| (lives[t], t));
-    let mut layout = Layout { offsets: vec![0; lives.len()], bytes: 0 };
     // Tensors still alive, by offset.
     let mut alive: Vec<(u64, u64, usize)> = Vec::new();
     for t in order {
@@ -50,6 +60,18 @@ pub fn plan(graph: &Graph) -> Layout {
         layout.bytes = layout.bytes.max(at + bytes);
     }
     layout
+}
+
+/// Of two tensors with one place, the last op that touches the first comes before any that touches the
+/// second.
+fn assert_disjoint(lives: &[Option<(usize, usize)>], fixed: &[(Tensor, u64)]) {
+    for (i, &(a, place)) in fixed.iter().enumerate() {
+        for &(b, _) in fixed[i + 1..].iter().filter(|(_, other)| *other == place) {
+            let life = |t: Tensor| lives[t.0 as usize];
+            let meet = life(a).zip(life(b)).is_some_and(|(a, b)| a.1 >= b.0);
+            assert!(!meet, "{b:?} overwrites {a:?}, which is still read");
+        }
+    }
 }
 
 /// Places tensors one behind the other: none shares bytes, so that ops can be run again later.

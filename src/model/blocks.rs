@@ -6,7 +6,7 @@ use super::{PassShape, weights::WeightLoader};
 use crate::error::Result;
 use crate::graph::{
     AttentionOp, GluOp, Graph, Input, KvHalf, Op, PairGroups, RouterOp, Routing, Tensor, Weight,
-    WeightId,
+    WeightId, parts::Stream,
 };
 
 /// One transformer layer: attention, then a feed-forward block, each after a norm.
@@ -23,17 +23,15 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Appends the layer. `x` is the residual stream and `delta` what is still to be added to it;
-    /// returns both anew.
+    /// Appends the layer; returns the residual stream anew.
     pub fn build(
         &self,
         g: &mut Graph,
         il: u32,
         hp: &HParams,
         pass: &PassShape,
-        x: Tensor,
-        delta: Option<Tensor>,
-    ) -> (Tensor, Option<Tensor>) {
+        Stream { x, delta }: Stream,
+    ) -> Stream {
         let (x, normed) = match delta {
             Some(delta) => g.add_rms_norm(delta, x, self.attn_norm, hp.norm_eps),
             None => (x, g.rms_norm(x, self.attn_norm, hp.norm_eps)),
@@ -41,7 +39,7 @@ impl Layer {
         let attended = self.attention.build(g, il, hp, pass, normed);
         let (x, normed) = g.add_rms_norm(attended, x, self.ffn_norm, hp.norm_eps);
         let delta = self.ffn.build(g, il, &hp.experts, pass, normed);
-        (x, Some(delta))
+        Stream { x, delta: Some(delta) }
     }
 }
 

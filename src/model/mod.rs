@@ -13,6 +13,7 @@ pub mod weights;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::graph::fuse::{Fusions, fuse};
+use crate::graph::parts::{Border, Stream};
 use crate::graph::{Graph, Op, TOP_RUNS, Tensor, Weight, WeightId};
 use blocks::Layer;
 use hparams::HParams;
@@ -53,6 +54,17 @@ pub struct Model {
     output: Weight,
     /// In order.
     pub layers: Vec<Layer>,
+}
+
+/// A part of a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// From ids to the residual stream.
+    Embedding,
+    /// One layer.
+    Layer(u32),
+    /// From the residual stream to logits.
+    Head,
 }
 
 /// What a forward pass is asked for.
@@ -97,22 +109,55 @@ impl Model {
     /// The graph of one ubatch.
     pub fn graph(&self, pass: &PassShape) -> Graph {
         let mut g = Graph::default();
-        let tokens = g.tensor(pass.n_tokens, 1);
-        g.tokens = Some(tokens);
-        let mut x = g.tensor(pass.n_tokens, self.hparams.n_embd);
-        let scale = self.hparams.embedding_scale;
-        g.push(Op::GetRows { weights: self.tok_embd, ids: tokens, out: x, scale });
-        // The output of a block joins the residual stream inside the next norm.
-        let mut delta = None;
-        for (il, layer) in self.layers.iter().enumerate() {
-            (x, delta) = layer.build(&mut g, il as u32, &self.hparams, pass, x, delta);
+        let mut stream = self.embed(&mut g, pass);
+        for il in 0..self.hparams.n_layer {
+            stream = self.layer(&mut g, il, pass, stream);
         }
-        self.head(&mut g, pass, x, delta);
+        self.head(&mut g, pass, stream);
         fuse(g, pass.fusions)
     }
 
+    /// A part of the graph of one ubatch: the ops that it has there.
+    pub fn part(&self, part: Part, pass: &PassShape) -> Graph {
+        let mut g = Graph::default();
+        g.border = match part {
+            Part::Embedding => Border { enters: None, leaves: Some(self.embed(&mut g, pass)) },
+            Part::Layer(il) => {
+                let enters = self.entering(&mut g, il, pass);
+                Border { enters: Some(enters), leaves: Some(self.layer(&mut g, il, pass, enters)) }
+            }
+            Part::Head => {
+                let enters = self.entering(&mut g, self.hparams.n_layer, pass);
+                self.head(&mut g, pass, enters);
+                Border { enters: Some(enters), leaves: None }
+            }
+        };
+        fuse(g, pass.fusions)
+    }
+
+    /// The residual stream behind so many layers.
+    fn entering(&self, g: &mut Graph, n_layers: u32, pass: &PassShape) -> Stream {
+        let mut tensor = || g.tensor(pass.n_tokens, self.hparams.n_embd);
+        Stream { x: tensor(), delta: (n_layers > 0).then(tensor) }
+    }
+
+    /// Ids and their rows of the embedding.
+    fn embed(&self, g: &mut Graph, pass: &PassShape) -> Stream {
+        let tokens = g.tensor(pass.n_tokens, 1);
+        g.tokens = Some(tokens);
+        let x = g.tensor(pass.n_tokens, self.hparams.n_embd);
+        let scale = self.hparams.embedding_scale;
+        g.push(Op::GetRows { weights: self.tok_embd, ids: tokens, out: x, scale });
+        // The output of a block joins the residual stream inside the next norm.
+        Stream { x, delta: None }
+    }
+
+    fn layer(&self, g: &mut Graph, il: u32, pass: &PassShape, stream: Stream) -> Stream {
+        self.layers[il as usize].build(g, il, &self.hparams, pass, stream)
+    }
+
     /// Final norm and logits of the last `n_outputs` tokens, `output_rows` at a time.
-    fn head(&self, g: &mut Graph, pass: &PassShape, x: Tensor, delta: Option<Tensor>) {
+    fn head(&self, g: &mut Graph, pass: &PassShape, Stream { x, delta }: Stream) {
         let first_token = pass.n_tokens - pass.n_outputs;
         let mut done = 0;
         while done < pass.n_outputs {

@@ -4,17 +4,19 @@
 //! host memory, as few layers as possible; what the user fixes stays where the user put it.
 //!
 //! Reading order: the words below; [`options`] is what the user may ask for, [`overrides`] the
-//! syntax of `--override-tensor`, `place` decides, [`usage`] adds up what a plan uses for tables
-//! and bars.
+//! syntax of `--override-tensor`, `place` decides by what `predict` says, [`usage`] adds up what a plan
+//! uses for tables and bars.
 
 pub mod options;
 pub mod overrides;
 mod place;
+mod predict;
 pub mod usage;
 
 pub use options::{CpuMoe, GpuLayers, PlacementOptions};
 pub use overrides::{Override, Overrides};
 pub use place::{SLOT_SLACK_BYTES, place};
+pub use predict::{Prediction, Rates};
 
 use std::fmt;
 
@@ -38,7 +40,7 @@ impl Place {
 }
 
 /// Bytes that are needed beside the weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Needs {
     /// KV cache of the session.
     pub kv_bytes: u64,
@@ -48,6 +50,31 @@ pub struct Needs {
     pub packing_bytes: u64,
     /// Left free for the driver, the desktop and other programs.
     pub margin_bytes: u64,
+    /// Batches that go through the model layer by layer.
+    pub batch: BatchNeeds,
+    /// How fast everything is.
+    pub rates: Rates,
+}
+
+/// What batches of several ubatches need, if they go through the model layer by layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchNeeds {
+    /// Tokens of a ubatch.
+    pub n_ubatch: u32,
+    /// `-b`: tokens of a batch, whole ubatches; `None`: the plan chooses.
+    pub n_batch: Option<u32>,
+    /// No batch has more tokens: ubatches that hold the context, or as many as a buffer can hold.
+    pub n_max: u32,
+    /// What each ubatch keeps from layer to layer.
+    pub ubatch_bytes: u64,
+}
+
+impl BatchNeeds {
+    /// Bytes of a batch.
+    pub fn bytes(&self, n_batch: u32) -> u64 {
+        let n_ubatches = n_batch.div_ceil(self.n_ubatch.max(1));
+        if n_ubatches > 1 { u64::from(n_ubatches) * self.ubatch_bytes } else { 0 }
+    }
 }
 
 /// Whose memory the device's is.
@@ -75,7 +102,7 @@ pub struct Budget {
 }
 
 /// A decided placement.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// By weight.
     pub places: Vec<Place>,
@@ -89,8 +116,27 @@ pub struct Plan {
     pub n_slots: u32,
     /// One slot: the largest expert tensor in host memory and [`SLOT_SLACK_BYTES`]; 0 without slots.
     pub slot_bytes: u64,
+    /// Tokens that go through the model layer by layer, whole ubatches; one ubatch: none do.
+    pub n_batch: u32,
     /// What else is needed.
     pub needs: Needs,
+    /// How long it takes, if experts are in host memory.
+    pub prediction: Option<Prediction>,
+    /// The best plan with other layers in host memory or other slots, if there is one.
+    pub runner_up: Option<RunnerUp>,
+}
+
+/// A plan that was not chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RunnerUp {
+    /// As in [`Plan`].
+    pub n_host_layers: u32,
+    /// As in [`Plan`].
+    pub n_slots: u32,
+    /// As in [`Plan`].
+    pub n_batch: u32,
+    /// How long it would take.
+    pub prediction: Prediction,
 }
 
 impl Plan {
@@ -103,7 +149,27 @@ impl Plan {
     pub fn device_bytes(&self) -> u64 {
         let n = &self.needs;
         let beside = n.kv_bytes + n.scratch_bytes + n.packing_bytes;
-        self.device_weight_bytes + self.slots_bytes() + beside
+        self.device_weight_bytes + self.slots_bytes() + self.batch_bytes() + beside
+    }
+
+    /// What a batch keeps from layer to layer.
+    pub fn batch_bytes(&self) -> u64 {
+        self.needs.batch.bytes(self.n_batch)
+    }
+
+    /// The batch that was asked for, if it is not the plan's.
+    pub fn refused_batch(&self) -> Option<u32> {
+        self.prediction.and(self.needs.batch.n_batch).filter(|&n| n > self.n_batch)
+    }
+
+    /// What the choice between slots, batch and layers came to, in words; and the next best.
+    pub fn choice(&self) -> Vec<String> {
+        let runner_up = self.runner_up.map(|other| {
+            let RunnerUp { n_host_layers, n_slots, n_batch, prediction } = other;
+            let times = prediction.times();
+            format!("{n_host_layers} layers on the host, {n_slots} slots, batch {n_batch}: {times}")
+        });
+        self.prediction.map(|p| format!("predicted: {p}")).into_iter().chain(runner_up).collect()
     }
 }
 
@@ -111,20 +177,24 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "device memory {} (weights {}, KV cache {}, activations {}, {} staging slots {}), \
-             host memory {}",
+            "device memory {} (weights {}, KV cache {}, activations {}, {} staging slots {}",
             Bytes(self.device_bytes()),
             Bytes(self.device_weight_bytes),
             Bytes(self.needs.kv_bytes),
             Bytes(self.needs.scratch_bytes),
             self.n_slots,
             Bytes(self.slots_bytes()),
-            Bytes(self.host_weight_bytes),
         )?;
-        match self.n_host_layers {
-            0 => Ok(()),
-            n => write!(f, " (experts of {n} layers)"),
+        if self.batch_bytes() > 0 {
+            let bytes = Bytes(self.batch_bytes());
+            write!(f, ", residual stream of {} tokens {bytes}", self.n_batch)?;
         }
+        write!(f, "), host memory {}", Bytes(self.host_weight_bytes))?;
+        match self.n_host_layers {
+            0 => {}
+            n => write!(f, " (experts of {n} layers)")?,
+        }
+        self.choice().iter().try_for_each(|line| write!(f, "; {line}"))
     }
 }
 

@@ -16,6 +16,8 @@ pub enum Part {
     Kv,
     /// Activations of a ubatch.
     Activations,
+    /// What a batch keeps from layer to layer.
+    Residual,
     /// Staging slots for experts in host memory.
     Slots,
     /// Gaps between weights, at most.
@@ -36,6 +38,7 @@ impl Part {
             Part::Experts => "experts",
             Part::Kv => "KV cache",
             Part::Activations => "activations",
+            Part::Residual => "residual stream",
             Part::Slots => "staging slots",
             Part::Packing => "gaps",
             Part::Margin => "margin",
@@ -51,6 +54,7 @@ impl Part {
             Part::Experts => '▓',
             Part::Kv => '▒',
             Part::Activations => '▚',
+            Part::Residual => '▌',
             Part::Slots => '▞',
             Part::Packing => '▖',
             Part::Margin => '░',
@@ -84,6 +88,7 @@ impl Plan {
             experts,
             (Part::Kv, n.kv_bytes),
             (Part::Activations, n.scratch_bytes),
+            (Part::Residual, self.batch_bytes()),
             (Part::Slots, self.slots_bytes()),
             (Part::Packing, n.packing_bytes),
             (Part::Margin, n.margin_bytes),
@@ -161,17 +166,18 @@ pub fn cells(parts: &[(Part, u64)], scale_bytes: u64, width: usize) -> Vec<(Part
 #[cfg(test)]
 mod tests {
     use super::super::place::tests::weight;
-    use super::super::{CpuMoe, Needs, PlacementOptions, place};
+    use super::super::{BatchNeeds, CpuMoe, Needs, PlacementOptions, place};
     use super::*;
     use crate::error::Result;
     use crate::stream::options::{SlotCount, StreamOptions};
     use proptest::prelude::*;
 
-    const ALL: [Part; 9] = [
+    const ALL: [Part; 10] = [
         Part::Dense,
         Part::Experts,
         Part::Kv,
         Part::Activations,
+        Part::Residual,
         Part::Slots,
         Part::Packing,
         Part::Margin,
@@ -195,7 +201,15 @@ mod tests {
             weight("blk.1.attn_norm.weight", Role::Vector, Some(1), 5),
             weight("blk.1.ffn_up_exps.weight", Role::Experts, Some(1), 400),
         ];
-        let needs = Needs { kv_bytes: 60, scratch_bytes: 70, packing_bytes: 8, margin_bytes: 90 };
+        let batch = BatchNeeds { n_ubatch: 4, n_batch: Some(10), n_max: 100, ubatch_bytes: 7 };
+        let needs = Needs {
+            kv_bytes: 60,
+            scratch_bytes: 70,
+            packing_bytes: 8,
+            margin_bytes: 90,
+            batch,
+            ..Needs::default()
+        };
         let budget = Budget { device_bytes: 9000, host_bytes: 9000, sharing: Sharing::Heap };
         let placement = PlacementOptions { cpu_moe: CpuMoe::First(1), ..Default::default() };
         let stream = StreamOptions { slots: SlotCount::Fixed(2), ..Default::default() };
@@ -203,12 +217,12 @@ mod tests {
 
         let device = plan.device_parts(&weights, &budget);
         let bytes: Vec<u64> = device.iter().map(|(_, bytes)| *bytes).collect();
-        assert_eq!(bytes, [36, 400, 60, 70, 1624, 8, 90, 6712]);
+        assert_eq!(bytes, [36, 400, 60, 70, 21, 1624, 8, 90, 6691]);
         assert_eq!(sum(&device), 9000);
-        assert_eq!(plan.device_bytes(), 9000 - 90 - 6712);
+        assert_eq!(plan.device_bytes(), 9000 - 90 - 6691);
         let host = plan.host_parts(&weights, &budget);
         let bytes: Vec<u64> = host.iter().map(|(_, bytes)| *bytes).collect();
-        assert_eq!(bytes, [0, 300, 2288, 6412]);
+        assert_eq!(bytes, [0, 300, 2309, 6391]);
 
         let layers = plan.layers(&weights);
         let lines: Vec<_> =
@@ -221,7 +235,7 @@ mod tests {
         /// A bar is as long as its bytes, and shows every part.
         #[test]
         fn bars_show_every_part(
-            sizes in prop::collection::vec(0u64..1_000_000, 1..9),
+            sizes in prop::collection::vec(0u64..1_000_000, 1..10),
             rest in 0u64..1_000_000,
             width in 12usize..200,
         ) {
@@ -235,7 +249,7 @@ mod tests {
             let exact = sum(&parts) as f64 * width as f64 / scale.max(1) as f64;
             prop_assert!(length <= width.max(there.len()));
             prop_assert!((length as f64 - exact).abs() <= 0.5 + there.len() as f64);
-            if exact >= 9.0 * 9.0 {
+            if exact >= 10.0 * 10.0 {
                 prop_assert!((length as f64 - exact).abs() <= 0.5, "{length} for {exact}");
             }
         }

@@ -1,5 +1,5 @@
-//! Disorder on purpose, for finding races: copies come late, slots are poisoned before they are filled
-//! and queues are delayed, all by chance. Results must not change by a bit.
+//! Disorder on purpose, for finding races: copies come late, slots are poisoned before they are filled,
+//! queues are delayed and stages are short, all by chance. Results must not change by a bit.
 
 use super::rotation::{Copy, Slot};
 use super::slots::Slots;
@@ -27,6 +27,11 @@ impl Chaos {
     /// Whether a copy is submitted only when its reader needs it.
     pub fn postpones(&mut self, _copy: &Copy) -> bool {
         self.rng.random_bool(0.3)
+    }
+
+    /// Whether a stage of a long pass ends here, however short it is.
+    pub fn ends_stage(&mut self) -> bool {
+        self.rng.random_bool(0.5)
     }
 
     /// Poisons a slot, and keeps queues and the host busy for a while.

@@ -27,8 +27,10 @@ pub struct Gate {
     pub n_expert: u32,
     /// Experts that a token uses.
     pub n_used: u32,
-    /// Tokens of the pass.
+    /// Tokens of a ubatch.
     pub n_tokens: u32,
+    /// Tokens of all ubatches that read the tensor while it is in its slot.
+    pub n_batch: u32,
     /// What is known of a pass without prefetching.
     pub outlook: Outlook,
 }
@@ -52,6 +54,8 @@ impl Gate {
             Some(gbps) => used_bytes / gbps,
             None => used_bytes / self.expected_gbps(speeds, without) + self.outlook.idle_ns,
         };
+        // Without prefetching each ubatch moves what it uses.
+        let used_ns = used_ns * f64::from(self.n_batch) / f64::from(self.n_tokens.max(1));
         if self.prefetch && copy_ns <= used_ns { Access::Prefetch } else { without }
     }
 
@@ -164,6 +168,7 @@ mod tests {
             n_expert: 128,
             n_used: 8,
             n_tokens,
+            n_batch: n_tokens,
             outlook: Outlook { idle_ns: 100e3, direct_share: 1.0 },
         }
     }
@@ -193,6 +198,13 @@ mod tests {
         assert_eq!(Gate { readable: false, ..gate(16) }.access(&speeds()), Access::Prefetch);
     }
 
+    /// What sixteen tokens would rather read where it is, is copied once for a batch of several times as many.
+    #[test]
+    fn a_batch_counts_with_all_its_ubatches() {
+        let access = |n_batch| Gate { n_batch, ..gate(16) }.access(&speeds());
+        assert_eq!([16, 32, 64].map(access), [Access::Direct, Access::Prefetch, Access::Prefetch]);
+    }
+
     /// As on an H200: kernels for 16 tokens read the host's memory at 20 GB/s.
     #[test]
     fn kernels_that_are_slow_at_reading_the_host_turn_prefetching_on() {
@@ -220,9 +232,10 @@ mod tests {
         ) {
             let n_used = n_used.min(n_expert);
             let outlook = Outlook { idle_ns, direct_share: 1.0 };
-            let gate = Gate { bytes, n_expert, n_used, n_tokens, outlook, ..gate(1) };
+            let n_batch = n_tokens;
+            let gate = Gate { bytes, n_expert, n_used, n_tokens, n_batch, outlook, ..gate(1) };
             if gate.access(&speeds()) == Access::Prefetch {
-                let more = Gate { n_tokens: n_tokens + 1, ..gate };
+                let more = Gate { n_tokens: n_tokens + 1, n_batch: n_batch + 1, ..gate };
                 prop_assert_eq!(more.access(&speeds()), Access::Prefetch);
                 let copy_ns = bytes as f64 / 50.0;
                 let used_ns = gate.touched_share() * copy_ns;

@@ -30,4 +30,4 @@ pub mod open;
 pub use copies::{CopyMarks, CopyRecord};
 pub use gate::Outlook;
 pub use open::{Route, StreamJob, open, route};
-pub use streamer::{Streamer, StreamerParts};
+pub use streamer::{Streamer, StreamerParts, Tokens};

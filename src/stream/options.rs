@@ -41,7 +41,7 @@ impl fmt::Display for HostSource {
 /// How many staging slots full expert tensors are prefetched into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SlotCount {
-    /// The engine chooses: [`AUTO_SLOTS`] on a card with memory of its own, else none.
+    /// The engine chooses: up to [`FULL_SLOTS`] on a card with memory of its own, else none.
     #[default]
     Auto,
     /// 0: no prefetching; else [`MIN_SLOTS`] to [`MAX_SLOTS`].
@@ -52,8 +52,13 @@ pub enum SlotCount {
 pub const MIN_SLOTS: u32 = 2;
 /// More bring nothing: two layers are in flight.
 pub const MAX_SLOTS: u32 = 8;
-/// Slots if the user does not say.
-pub const AUTO_SLOTS: u32 = 3;
+/// The three tensors of a layer and those of the next.
+pub const FULL_SLOTS: u32 = 6;
+/// What 1 means where the variable asks for prefetching.
+pub const USUAL_SLOTS: u32 = 3;
+
+/// Speed of the bus before anything was copied: PCIe 4 at 16 lanes.
+pub const LINK_GBPS: f64 = 25.0;
 
 /// The choices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

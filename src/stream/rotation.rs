@@ -1,7 +1,7 @@
 //! The slot protocol. Pure: values of the two timelines in, decisions out.
 //!
 //! A pass reads expert tensors in a known order. Use `j` of the pass gets the slot after that of use
-//! `j - 1`. Each slot has two points: `filled`, the copy lane's value after which a reader may start,
+//! `j - 1`. Several kernels may read a use; what counts is the last of them. Each slot has two points: `filled`, the copy lane's value after which a reader may start,
 //! and `free`, the compute lane's value after which the next copy may. A copy may be *submitted* once
 //! the submission of the slot's last reader is made: its value is then known, and the copy waits for it
 //! on the device. So producers always come before consumers, and one queue is enough for both lanes.
@@ -120,7 +120,8 @@ impl Rotation {
         (index < self.n_copied).then(|| self.slots[self.slot_index(index)].filled)
     }
 
-    /// The reader of the next use was submitted; the compute lane has `free` once it is done.
+    /// The reader of the next use was submitted, the last one if there are several; the compute lane has `free`
+    /// once it is done.
     pub fn read(&mut self, free: u64) {
         assert!(self.n_read < self.n_copied, "a reader before its copy");
         let slot = self.slot_index(self.n_read);
@@ -304,6 +305,51 @@ mod tests {
             }
             self.stamp += fills.len();
         }
+
+        /// Runs a batch layer by layer: every ubatch reads the uses of a layer, so many for each, before those of
+        /// the next layer are read. The first reader waits for the copy, the last one frees the slot. Broken off
+        /// after `n_readers`, and then waited for.
+        fn batch(
+            &mut self,
+            layers: &[usize],
+            n_ubatches: usize,
+            mut n_readers: usize,
+            costs: &mut impl Iterator<Item = u32>,
+        ) {
+            let n_uses: usize = layers.iter().sum();
+            self.rotation.begin(vec![Fill::Full; n_uses]);
+            self.copies(costs);
+            let mut first = 0;
+            for width in layers {
+                let uses = first..first + width;
+                first = uses.end;
+                for (ubatch, index) in
+                    (0..n_ubatches).flat_map(|u| uses.clone().map(move |i| (u, i)))
+                {
+                    if n_readers == 0 {
+                        while self.device.step() {}
+                        break;
+                    }
+                    n_readers -= 1;
+                    self.submit(COMPUTE, [0, 0], Work::Other, costs.next().unwrap());
+                    let Some(filled) = self.rotation.filled(index) else {
+                        panic!("no progress: the copy of {index} is not submitted")
+                    };
+                    let work =
+                        Work::Read { slot: self.rotation.slot(index), stamp: self.stamp + index };
+                    let waits = [0, if ubatch == 0 { filled } else { 0 }];
+                    let free = self.submit(COMPUTE, waits, work, costs.next().unwrap());
+                    if ubatch + 1 == n_ubatches {
+                        self.rotation.read(free);
+                        self.copies(costs);
+                    }
+                    for _ in 0..costs.next().unwrap() % 3 {
+                        self.device.step();
+                    }
+                }
+            }
+            self.stamp += n_uses;
+        }
     }
 
     proptest! {
@@ -334,6 +380,42 @@ mod tests {
                 let fills: Vec<Fill> = used.iter().map(fill).collect();
                 let n_read = if broken == 0 { stop.index(fills.len() + 1) } else { fills.len() };
                 engine.pass(&fills, n_read, &mut costs);
+            }
+            while engine.device.step() {}
+            prop_assert_eq!(engine.device.done, engine.values);
+            prop_assert!(engine.device.in_flight_most <= n_slots as usize);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+
+        /// The same over batches that go layer by layer, some broken off, with other passes between them; every
+        /// tensor is copied once a batch.
+        #[test]
+        fn slots_are_never_confused_layer_by_layer(
+            n_slots in 1u32..9,
+            n_queues in 1usize..3,
+            batches in prop::collection::vec(
+                (prop::collection::vec(1usize..4, 0..10), 1usize..5, prop::option::of(0usize..60)),
+                1..5,
+            ),
+            costs in prop::collection::vec(1u32..40, 1..50),
+        ) {
+            let mut engine = Engine {
+                rotation: Rotation::new(n_slots),
+                device: Device::new(n_queues, n_slots),
+                values: [0, 0],
+                stamp: 0,
+            };
+            let mut costs = costs.iter().copied().cycle();
+            for (mut layers, n_ubatches, stop) in batches {
+                layers.iter_mut().for_each(|width| *width = (*width).min(n_slots as usize));
+                let n_copies = engine.values[COPY];
+                engine.batch(&layers, n_ubatches, stop.unwrap_or(usize::MAX), &mut costs);
+                let n_uses = layers.iter().sum::<usize>() as u64;
+                prop_assert!(stop.is_some() || engine.values[COPY] == n_copies + n_uses);
+                engine.pass(&[Fill::Used, Fill::Full], 2, &mut costs);
             }
             while engine.device.step() {}
             prop_assert_eq!(engine.device.done, engine.values);

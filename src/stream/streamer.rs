@@ -3,13 +3,15 @@
 //!
 //! A pass calls [`begin`](Streamer::begin), then for each use of a streamed tensor, in order,
 //! [`advance`](Streamer::advance), [`filled`](Streamer::filled) before the submission that reads it, and
-//! [`read`](Streamer::read) after it.
+//! [`read`](Streamer::read) after it. A batch of several ubatches that goes layer by layer calls
+//! [`begin_layers`](Streamer::begin_layers) instead: then the first ubatch waits for `filled`, and `read`
+//! follows the last.
 
 use super::chaos::Chaos;
 use super::copies::{CopyMarks, Transfer};
 use super::gate::{Access, Gate, Outlook, Speeds};
 use super::host_tensor::HostTensor;
-use super::options::{HostSource, MIN_SLOTS};
+use super::options::{HostSource, LINK_GBPS, MIN_SLOTS};
 use super::packing;
 use super::pin_budget::{Limit, PinReport};
 use super::pins::{Pinned, Pins};
@@ -23,9 +25,6 @@ use crate::graph::WeightId;
 use crate::vk::{Buffer, Device, Lane, MemoryKind, Point};
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// Speed of the bus before anything was copied: PCIe 4 at 16 lanes.
-const LINK_GBPS: f64 = 25.0;
 
 /// What the streamer is made for.
 pub struct StreamerParts {
@@ -47,6 +46,15 @@ pub struct StreamerParts {
     pub link_gbps: Option<f64>,
     /// Disorder for tests.
     pub chaos: Option<Chaos>,
+}
+
+/// Sizes of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    /// Of each ubatch but the last, which may have fewer.
+    pub n_ubatch: u32,
+    /// Of all of them.
+    pub n_batch: u32,
 }
 
 /// See the module.
@@ -115,12 +123,52 @@ impl Streamer {
         outlook: Option<Outlook>,
     ) -> Result<()> {
         self.adopt(residency)?;
-        self.decide(n_tokens, outlook);
+        let tokens = Tokens { n_ubatch: n_tokens, n_batch: n_tokens };
+        self.decide(tokens, outlook);
         if self.access.iter().any(|&a| a != Access::Direct) {
             self.reserve_slots()?;
             // There may be fewer than wanted.
-            self.decide(n_tokens, outlook);
+            self.decide(tokens, outlook);
         }
+        self.start()
+    }
+
+    /// Begins a pass of several ubatches that goes through the model layer by layer, if that is worth it:
+    /// something is prefetched then, once for all ubatches, and the slots hold what a layer prefetches. If not,
+    /// nothing is begun, and the ubatches go one by one.
+    pub fn begin_layers(
+        &mut self,
+        residency: &Residency,
+        tokens: Tokens,
+        outlook: Outlook,
+    ) -> Result<bool> {
+        self.adopt(residency)?;
+        self.decide(tokens, Some(outlook));
+        if !self.access.contains(&Access::Prefetch) {
+            return Ok(false);
+        }
+        self.reserve_slots()?;
+        self.decide(tokens, Some(outlook));
+        if !self.goes_by_layer() {
+            return Ok(false);
+        }
+        self.start()?;
+        Ok(true)
+    }
+
+    /// Whether something is prefetched, and of each layer no more than there are slots, and nothing is
+    /// gathered: what is depends on the ubatch.
+    fn goes_by_layer(&self) -> bool {
+        let n_slots = self.rotation.n_slots() as usize;
+        let prefetched = |t: usize| self.access[t] == Access::Prefetch;
+        let layers = self.parts.tensors.iter().map(|t| t.il).enumerate().collect::<Vec<_>>();
+        let of_layer = |layer: &[(usize, _)]| layer.iter().filter(|(t, _)| prefetched(*t)).count();
+        let widest = layers.chunk_by(|(_, a), (_, b)| a == b).map(of_layer).max().unwrap_or(0);
+        !self.access.contains(&Access::Gather) && (1..=n_slots).contains(&widest)
+    }
+
+    /// Begins the pass that was decided on.
+    fn start(&mut self) -> Result<()> {
         self.uses = (0..self.access.len()).filter(|&t| self.access[t] != Access::Direct).collect();
         self.reserve_ring()?;
         self.use_of.fill(None);
@@ -136,7 +184,7 @@ impl Streamer {
         Ok(())
     }
 
-    fn decide(&mut self, n_tokens: u32, outlook: Option<Outlook>) {
+    fn decide(&mut self, tokens: Tokens, outlook: Option<Outlook>) {
         let prefetch = self.parts.n_slots > 0 && !self.no_prefetch && outlook.is_some();
         for (tensor, t) in self.parts.tensors.iter().enumerate() {
             let gate = Gate {
@@ -145,7 +193,8 @@ impl Streamer {
                 bytes: t.file.bytes(),
                 n_expert: t.file.n_expert,
                 n_used: self.parts.n_used,
-                n_tokens,
+                n_tokens: tokens.n_ubatch,
+                n_batch: tokens.n_batch,
                 outlook: outlook.unwrap_or(Outlook { idle_ns: 0.0, direct_share: 1.0 }),
             };
             self.access[tensor] = gate.access(&self.speeds);
@@ -221,9 +270,14 @@ impl Streamer {
         }
     }
 
-    /// The reader of the next use was submitted.
+    /// The last reader of the next use was submitted.
     pub fn read(&mut self, point: Point) {
         self.rotation.read(point.value);
+    }
+
+    /// Whether disorder for tests wants a stage of the pass to end.
+    pub fn ends_stage(&mut self) -> bool {
+        self.parts.chaos.as_mut().is_some_and(Chaos::ends_stage)
     }
 
     /// Buffers that kernels of this pass reach by address.

@@ -15,8 +15,6 @@ use std::path::PathBuf;
 pub(super) struct Case {
     /// The engine that it needs.
     pub(super) load: Load,
-    /// `-b`: tokens handed over at once.
-    pub(super) n_batch: u32,
     /// `-ub`, as given.
     pub(super) n_ubatch: u32,
     /// What is done.
@@ -36,6 +34,8 @@ pub(super) struct Load {
     pub(super) slots: SlotCount,
     pub(super) copy_queue: Option<CopyQueue>,
     pub(super) vram_limit_mib: Option<u32>,
+    /// `-b`; `None`: as many tokens as memory allows.
+    pub(super) n_batch: Option<u32>,
     /// Tokens of a launch: the ubatch, but no more than a batch.
     pub(super) n_launch: u32,
     pub(super) type_k: KvType,
@@ -100,7 +100,7 @@ pub(super) fn cases(args: &BenchArgs) -> Result<Vec<Case>> {
     cases.multiply(&args.host_source, |case, source| case.load.host_source = host_source(source));
     cases.multiply(&args.prefetch_experts_slots, |case, slots| case.load.slots = slots);
     cases.multiply(&args.copy_queue, |case, arg| case.load.copy_queue = copy_queue(arg));
-    cases.multiply(&batches, |case, n| case.n_batch = n);
+    cases.multiply(&or_none(&batches), |case, n| case.load.n_batch = n);
     cases.multiply(&ubatches, |case, n| case.n_ubatch = n);
     cases.multiply(&args.cache_type_k, |case, ty| case.load.type_k = kv_type(ty));
     cases.multiply(&args.cache_type_v, |case, ty| case.load.type_v = kv_type(ty));
@@ -110,7 +110,7 @@ pub(super) fn cases(args: &BenchArgs) -> Result<Vec<Case>> {
         return Err(Error::usage("-p, -n, -pg", "no tokens to process or to generate"));
     }
     for case in &mut cases {
-        case.load.n_launch = case.n_ubatch.min(case.n_batch);
+        case.load.n_launch = case.n_ubatch.min(case.load.n_batch.unwrap_or(u32::MAX));
     }
     share_contexts(&mut cases);
     Ok(cases)
@@ -196,7 +196,7 @@ mod tests {
     fn without_flags_there_are_llama_bench_s_two_tests() -> Result<()> {
         let cases = cases_of("")?;
         assert_eq!(names(&cases), ["pp512", "tg128"]);
-        assert_eq!((cases[0].n_batch, cases[0].n_ubatch), (2048, 512));
+        assert_eq!((cases[0].load.n_batch, cases[0].n_ubatch), (None, 512));
         assert_eq!(cases[0].load, cases[1].load);
         assert_eq!(cases[0].load.n_ctx, 512);
         Ok(())

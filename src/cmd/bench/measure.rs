@@ -53,7 +53,7 @@ impl Opened {
         let session = self.engine.session()?;
         let n_vocab = self.engine.hparams().n_vocab;
         let random = Tokens { rng: ChaCha8Rng::seed_from_u64(0), n_vocab };
-        let mut run = Run { engine: &mut self.engine, session, n_batch: case.n_batch, random };
+        let mut run = Run { engine: &mut self.engine, session, random };
         let measured = run.repeat(&case.test, repeat, step);
         let Run { engine, session, .. } = run;
         engine.close(session);
@@ -66,6 +66,7 @@ fn options(load: &Load) -> EngineOptions {
     EngineOptions {
         device: load.device.clone(),
         n_ctx: load.n_ctx,
+        n_batch: load.n_batch,
         n_ubatch: load.n_launch,
         type_k: load.type_k,
         type_v: load.type_v,
@@ -105,7 +106,6 @@ impl Tokens {
 struct Run<'a> {
     engine: &'a mut Engine,
     session: Session,
-    n_batch: u32,
     random: Tokens,
 }
 
@@ -142,16 +142,10 @@ impl Run<'_> {
         Ok(measured)
     }
 
-    /// Processes `n` tokens in batches. The last logits are fetched: only then is the work done.
+    /// Processes `n` tokens. The last logits are fetched: only then is the work done.
     fn prompt(&mut self, n: u32) -> Result<()> {
-        let mut left = n;
-        while left > 0 {
-            let batch = self.random.draw(left.min(self.n_batch));
-            left -= batch.len() as u32;
-            let outputs = if left == 0 { Outputs::Last } else { Outputs::None };
-            self.engine.eval(&mut self.session, &batch, outputs, |_, _| Ok(()))?;
-        }
-        Ok(())
+        let tokens = self.random.draw(n);
+        self.engine.eval(&mut self.session, &tokens, Outputs::Last, |_, _| Ok(()))
     }
 
     /// Processes `n` tokens one by one, each when the one before is done, and chooses the next.

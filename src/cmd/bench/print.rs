@@ -215,7 +215,9 @@ fn columns() -> Vec<Column> {
         fixed("backend", Left, 10, |_| "Vulkan".to_owned()),
         fixed("ngl", Right, 3, |row| row.case.load.gpu_layers.number().to_string()),
         setting!("n_cpu_moe", Right, 10, "0", |case: &Case| case.load.n_cpu_moe.to_string()),
-        setting!("n_batch", Right, 7, "2048", |case: &Case| case.n_batch.to_string()),
+        setting!("n_batch", Right, 7, "auto", |case: &Case| {
+            case.load.n_batch.map_or_else(|| "auto".to_owned(), |n| n.to_string())
+        }),
         setting!("n_ubatch", Right, 8, "512", |case: &Case| case.n_ubatch.to_string()),
         setting!("type_k", Left, 6, "f16", |case: &Case| case.load.type_k.to_string()),
         setting!("type_v", Left, 6, "f16", |case: &Case| case.load.type_v.to_string()),

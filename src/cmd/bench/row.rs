@@ -16,6 +16,8 @@ pub(super) struct Row {
     pub(super) model: ModelInfo,
     /// Name of the device.
     pub(super) gpu: String,
+    /// Tokens of a batch, as asked for or as planned.
+    pub(super) n_batch: u32,
     pub(super) measured: Measured,
     /// When it was measured, RFC 3339.
     pub(super) time: String,
@@ -38,6 +40,7 @@ impl Row {
             case: case.clone(),
             model: ModelInfo::of(engine.gguf()),
             gpu: engine.device().info().name.clone(),
+            n_batch: case.load.n_batch.unwrap_or(engine.plan().n_batch),
             measured,
             time: jiff::Timestamp::now().strftime("%FT%TZ").to_string(),
         }
@@ -77,7 +80,7 @@ impl Row {
             ("model_type", json!(model.description)),
             ("model_size", json!(model.bytes)),
             ("model_n_params", json!(model.n_params)),
-            ("n_batch", json!(case.n_batch)),
+            ("n_batch", json!(self.n_batch)),
             ("n_ubatch", json!(case.n_ubatch)),
             ("type_k", json!(load.type_k.to_string())),
             ("type_v", json!(load.type_v.to_string())),

@@ -31,6 +31,7 @@ fn rows(args: &str, stats: StreamStats) -> Result<Vec<Row>> {
             n_params: 30_532_122_624,
         },
         gpu: "GPU, large".into(),
+        n_batch: 2048,
         measured: Measured { samples: vec![Duration::from_secs(1), Duration::from_secs(2)], stats },
         time: "2026-01-02T03:04:05Z".into(),
     };
