@@ -201,6 +201,11 @@ impl Engine {
         self.executor.tuning()
     }
 
+    /// Takes other sizes of kernels from the next evaluation on, for comparisons: logits may get other bits.
+    pub fn set_tuning(&mut self, tuning: Tuning) {
+        self.executor.set_tuning(tuning);
+    }
+
     /// Waits for what loading left to the background: passes are as fast as they get from now on.
     pub fn finish_loading(&mut self) {
         if let Some(streamer) = self.executor.streamer_mut() {

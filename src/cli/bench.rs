@@ -102,8 +102,9 @@ pub struct BenchArgs {
     /// Only kernels and ops with this in their names
     #[arg(long, value_name = "SUBSTRING", requires = "ops", help_heading = KERNELS)]
     pub filter: Option<String>,
-    /// Also every tile that the device might do better with; `*` marks the chosen one
-    #[arg(long, requires = "ops", help_heading = KERNELS)]
+    /// Also sizes of kernels that the device might do better with; `*` marks the chosen ones. Without --ops: those
+    /// of kernels for few tokens, in whole passes
+    #[arg(long, help_heading = KERNELS)]
     pub tiles: bool,
 }
 

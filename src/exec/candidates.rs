@@ -1,5 +1,5 @@
-//! Sizes that a device might do better with than with those of its table: what `vkmoe bench --ops
-//! --tiles` tries, and where entries of [`Tuning`]'s tables come from.
+//! Sizes that a device might do better with than with those of its table: what `vkmoe bench --tiles`
+//! tries, and where entries of [`Tuning`]'s tables come from.
 
 use super::attention::{Held, MatrixSizes, Weights, sizes};
 use super::decode_attention::DecodeAttention;
@@ -39,6 +39,45 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
     others.push(with(&|t| (t.matrix, t.int8) = (None, None)));
     others.retain(|other| other != tuning);
     others
+}
+
+/// The tuning with other sizes of what passes of few tokens take, for whole passes: these have to fetch the
+/// code of each kernel anew, which no kernel timed alone shows. Those of products in all combinations. A CPU
+/// gets one: it takes seconds to compile each.
+pub fn few_token_candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
+    const ROWS_AND_WORDS: [(u32, u32); 6] = [(1, 16), (1, 32), (2, 16), (2, 32), (2, 64), (4, 64)];
+    let chosen = tuning.mat_vec;
+    let mut products = Vec::new();
+    let mut attention = Vec::new();
+    for &activations in Activations::of(info) {
+        products.push(MatVecSizes { activations, ..chosen });
+    }
+    if info.kind != DeviceKind::Cpu {
+        for ((rows, words), subgroups) in
+            ROWS_AND_WORDS.into_iter().flat_map(|r| [4, 8, 16].map(|s| (r, s)))
+        {
+            products.extend([264, 528, 1056, 8448].map(|groups| MatVecSizes {
+                subgroups,
+                rows,
+                words,
+                groups,
+                ..chosen
+            }));
+        }
+        products.retain(|v| v.subgroups * v.subgroup <= info.limits.workgroup_invocations);
+        attention.extend(decode_attention_sizes(tuning.decode_attention));
+    }
+    let with_products = products.into_iter().map(|mat_vec| {
+        let mut other = *tuning;
+        other.mat_vec = mat_vec;
+        other
+    });
+    let with_attention = attention.into_iter().map(|sizes| {
+        let mut other = *tuning;
+        other.decode_attention = sizes;
+        other
+    });
+    with_products.chain(with_attention).filter(|other| other != tuning).collect()
 }
 
 /// Weight rows, rows of x, and subgroups along each.
@@ -192,6 +231,21 @@ mod tests {
             let is_new = found[..i].iter().all(|earlier| earlier != other);
             assert!(is_new, "{other:?}");
         }
+    }
+
+    #[test]
+    fn sizes_for_few_tokens_fit_and_differ() {
+        let mut info = info();
+        let tuning = Tuning::new(&info);
+        let found = few_token_candidates(&tuning, &info);
+        assert!(found.len() > 60);
+        for (i, other) in found.iter().enumerate() {
+            assert!(*other != tuning && !found[..i].contains(other), "{other:?}");
+            assert!(other.mat_vec.subgroups <= 32);
+        }
+        info.limits.workgroup_invocations = 128;
+        let found = few_token_candidates(&tuning, &info);
+        assert!(found.iter().all(|t| t.mat_vec == tuning.mat_vec || t.mat_vec.subgroups <= 4));
     }
 
     #[test]

@@ -159,6 +159,12 @@ impl Executor {
         &self.workspace.tuning
     }
 
+    /// Takes other sizes, for comparisons. No pass runs now.
+    pub fn set_tuning(&mut self, tuning: Tuning) {
+        self.replays.clear();
+        self.workspace.tuning = tuning;
+    }
+
     /// Brings experts that stay in host memory.
     pub fn streamer(&self) -> Option<&Streamer> {
         self.streamer.as_ref()

@@ -213,6 +213,23 @@ impl Tuning {
         m <= self.mat_vec_max
     }
 
+    /// The sizes of what passes of few tokens take, for tables.
+    pub fn few_tokens(&self) -> String {
+        let (v, a) = (self.mat_vec, self.decode_attention);
+        format!(
+            "{:?}, {} subgroups, {} rows, {} words, {} groups; attention {} rows, {} keys, {} cells, {} groups",
+            v.activations,
+            v.subgroups,
+            v.rows,
+            v.words,
+            v.groups,
+            a.rows,
+            a.keys,
+            a.cells,
+            a.enough
+        )
+    }
+
     /// Rows of x up to which the matrix-vector kernel is used.
     pub fn mat_vec_max(&self) -> u32 {
         self.mat_vec_max

@@ -15,6 +15,7 @@ use super::trace_file::TraceFile;
 use super::{emit, experts_line, note, one_line};
 use crate::cli::bench::BenchArgs;
 use crate::error::Result;
+use crate::exec::candidates::few_token_candidates;
 use crate::progress;
 use crate::trace::Trace;
 use cases::{Case, Load};
@@ -33,19 +34,15 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode> {
         return ops::run(args);
     }
     let cases = cases::cases(args)?;
-    let mut printer = Printer::new(args.output, &cases);
+    let mut printer = Printer::new(args.output, &cases, args.tiles);
     let progress = Progress::new(args, cases.len());
     let trace = TraceFile::create(args.trace.as_deref())?;
     let mut bench = Bench { args, progress: &progress, opened: None, failed: None, trace: None };
     let mut code = ExitCode::SUCCESS;
     for (i, case) in cases.iter().enumerate() {
-        match bench.measure(case, i) {
-            Ok(Some(row)) => emit(&printer.row(&row))?,
-            Ok(None) => {}
-            Err(e) => {
-                note(&format!("error: {}", one_line(&e.to_string())));
-                code = ExitCode::FAILURE;
-            }
+        if let Err(e) = bench.measure(case, i, &mut |row| emit(&printer.row(row))) {
+            note(&format!("error: {}", one_line(&e.to_string())));
+            code = ExitCode::FAILURE;
         }
         progress.bar.inc(1);
     }
@@ -56,6 +53,9 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode> {
     }
     Ok(code)
 }
+
+/// Takes a row.
+type Done<'a> = dyn FnMut(&Row) -> Result<()> + 'a;
 
 /// Measures case by case; the engine stays open between those that can share it.
 struct Bench<'a> {
@@ -69,19 +69,19 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// `None` for a case whose engine has failed before. `i`: the case's number, from 0.
-    fn measure(&mut self, case: &Case, i: usize) -> Result<Option<Row>> {
+    /// Hands out the rows of a case; none if its engine has failed before. `i`: the case's number, from 0.
+    fn measure(&mut self, case: &Case, i: usize, done: &mut Done<'_>) -> Result<()> {
         if self.failed.as_ref() == Some(&case.load) {
-            return Ok(None);
+            return Ok(());
         }
-        let row = self.try_measure(case, i);
-        if row.is_err() {
+        let result = self.try_measure(case, i, done);
+        if result.is_err() {
             self.failed = Some(case.load.clone());
         }
-        row.map(Some)
+        result
     }
 
-    fn try_measure(&mut self, case: &Case, i: usize) -> Result<Row> {
+    fn try_measure(&mut self, case: &Case, i: usize, done: &mut Done<'_>) -> Result<()> {
         let (args, progress) = (self.args, self.progress);
         // Another engine's memory is freed before this one's is allocated.
         let mut opened = match self.opened.take().filter(|opened| opened.load == case.load) {
@@ -97,11 +97,22 @@ impl Bench<'_> {
         };
         thread::sleep(Duration::from_secs(args.delay.into()));
         let repeat = Repeat { n: args.repetitions, warm_up: !args.no_warmup };
-        let measured = opened.measure(case, repeat, |what| progress.step(i, case, what))?;
-        let row = Row::new(case, &opened.engine, measured);
+        let chosen = *opened.engine.tuning();
+        let mut sizes = vec![chosen];
+        if args.tiles {
+            sizes.extend(few_token_candidates(&chosen, opened.engine.device().info()));
+        }
+        for tuning in sizes {
+            opened.engine.set_tuning(tuning);
+            let measured = opened.measure(case, repeat, |what| progress.step(i, case, what))?;
+            let mark = if tuning == chosen { "* " } else { "" };
+            let sizes = args.tiles.then(|| format!("{mark}{}", tuning.few_tokens()));
+            done(&Row { sizes, ..Row::new(case, &opened.engine, measured) })?;
+        }
+        opened.engine.set_tuning(chosen);
         self.trace = opened.engine.take_trace();
         self.opened = Some(opened);
-        Ok(row)
+        Ok(())
     }
 }
 

@@ -13,9 +13,10 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    /// `cases`: all that will come; they decide which columns Markdown needs.
-    pub(super) fn new(format: Format, cases: &[Case]) -> Printer {
-        let columns = columns().into_iter().filter(|column| column.is_wanted(cases)).collect();
+    /// `cases`: all that will come; they decide which columns Markdown needs. `tiles`: rows have sizes.
+    pub(super) fn new(format: Format, cases: &[Case], tiles: bool) -> Printer {
+        let columns = columns().into_iter().filter(|column| column.is_wanted(cases));
+        let columns = columns.chain(tiles.then(sizes)).collect();
         Printer { columns, rows: Records::new(format, "vkmoe_bench") }
     }
 
@@ -245,6 +246,12 @@ fn columns() -> Vec<Column> {
             row.measured.stats.bound().map_or_else(|| "-".to_owned(), |bound| bound.to_string())
         }),
     ]
+}
+
+/// What `--tiles` adds.
+fn sizes() -> Column {
+    let cell = |row: &Row| row.sizes.clone().unwrap_or_default();
+    Column { title: "sizes", align: Align::Left, width: 5, cell, varies: None }
 }
 
 /// A pattern's bars would end the cell.

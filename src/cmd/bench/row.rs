@@ -19,6 +19,8 @@ pub(super) struct Row {
     /// Tokens of a batch, as asked for or as planned.
     pub(super) n_batch: u32,
     pub(super) measured: Measured,
+    /// Sizes of kernels, if several are compared.
+    pub(super) sizes: Option<String>,
     /// When it was measured, RFC 3339.
     pub(super) time: String,
 }
@@ -42,6 +44,7 @@ impl Row {
             gpu: engine.device().info().name.clone(),
             n_batch: case.load.n_batch.unwrap_or(engine.plan().n_batch),
             measured,
+            sizes: None,
             time: jiff::Timestamp::now().strftime("%FT%TZ").to_string(),
         }
     }
@@ -106,6 +109,7 @@ impl Row {
             ("hidden_share", json!(stats.hidden_share())),
             ("bound", json!(bound.map(|bound| bound.name()))),
             ("bound_share", json!(bound.map(|bound| bound.share()))),
+            ("sizes", json!(self.sizes)),
         ]
     }
 

@@ -33,6 +33,7 @@ fn rows(args: &str, stats: StreamStats) -> Result<Vec<Row>> {
         gpu: "GPU, large".into(),
         n_batch: 2048,
         measured: Measured { samples: vec![Duration::from_secs(1), Duration::from_secs(2)], stats },
+        sizes: None,
         time: "2026-01-02T03:04:05Z".into(),
     };
     Ok(cases_of(args)?.into_iter().map(row).collect())
@@ -50,7 +51,7 @@ const STREAMED: StreamStats = StreamStats {
 fn printed(format: Format, args: &str, stats: StreamStats) -> Result<String> {
     let rows = rows(args, stats)?;
     let cases: Vec<Case> = rows.iter().map(|row| row.case.clone()).collect();
-    let mut printer = Printer::new(format, &cases);
+    let mut printer = Printer::new(format, &cases, false);
     let text: String = rows.iter().map(|row| printer.row(row)).collect();
     Ok(text + &printer.footer())
 }
@@ -202,7 +203,7 @@ fn sql_makes_a_table_and_fills_it() -> Result<()> {
 fn without_rows_there_is_nothing() -> Result<()> {
     let cases = cases_of("")?;
     for format in [Format::Md, Format::Json, Format::Jsonl, Format::Csv, Format::Sql] {
-        assert_eq!(Printer::new(format, &cases).footer(), "");
+        assert_eq!(Printer::new(format, &cases, false).footer(), "");
     }
     Ok(())
 }
