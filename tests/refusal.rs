@@ -18,7 +18,7 @@ use vkmoe::engine::{Engine, EngineOptions, Outputs, Session};
 use vkmoe::exec::residency::Residency;
 use vkmoe::gguf::{GgmlType, Gguf, Value};
 use vkmoe::model::Model;
-use vkmoe::plan::Place;
+use vkmoe::plan::{CpuMoe, Place, PlacementOptions};
 use vkmoe::progress;
 
 const REQUIRED_COUNTS: [&str; 7] = [
@@ -313,6 +313,34 @@ fn eval(engine: &mut Engine, session: &mut Session, tokens: &[u32]) -> Result<Ve
     };
     engine.eval(session, tokens, Outputs::Last, sink)?;
     Ok(last)
+}
+
+/// On the device every weight is placed anew; in host memory experts are where the file has them.
+#[test]
+fn experts_in_host_memory_that_are_not_aligned() {
+    // One of these files begins its tensors at a multiple of 16, the other 8 behind.
+    let files = ["", "8 bytes."].map(|text| {
+        let mut file = tiny().key("general.alignment", Value::U32(8));
+        file.alignment = 8;
+        write(&file.key("general.description", Value::String(text.into())))
+    });
+    let mut on_device = files.iter().map(|(_, path)| {
+        let mut engine = Engine::open(path, &options()).unwrap();
+        let mut session = engine.session().unwrap();
+        eval(&mut engine, &mut session, &[1, 2, 3]).unwrap()
+    });
+    assert_eq!(on_device.next(), on_device.next());
+    let placement = PlacementOptions { cpu_moe: CpuMoe::All, ..Default::default() };
+    let on_host = EngineOptions { placement, ..options() };
+    let opened = files.iter().map(|(_, path)| Engine::open(path, &on_host));
+    let refused: Vec<String> = opened.filter_map(|e| e.err().map(|e| e.to_string())).collect();
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(
+        refused[0].contains("tensor `blk.0.ffn_gate_exps.weight`: it begins at byte "),
+        "{}",
+        refused[0]
+    );
+    assert!(refused[0].ends_with("need a multiple of 16 (`general.alignment`)"), "{}", refused[0]);
 }
 
 /// The tiny model with one weight of the layer's router replaced.

@@ -26,6 +26,9 @@ use crate::vk::{Buffer, Device, Lane, MemoryKind, Point};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// Kernels load so many bytes at once.
+const LOAD_ALIGN: u64 = 16;
+
 /// What the streamer is made for.
 pub struct StreamerParts {
     /// The device.
@@ -92,6 +95,7 @@ impl Streamer {
         let slack = packing::TAIL_BYTES + packing::WEIGHT_ALIGN;
         for t in &parts.tensors {
             check_matrix(&parts.gguf, &t.name, t.file.matrix_bytes, slack, limit)?;
+            check_alignment(&parts.gguf, t)?;
         }
         let by_weight = parts.tensors.iter().enumerate().map(|(i, t)| (t.weight, i)).collect();
         let n = parts.tensors.len();
@@ -464,6 +468,19 @@ impl Streamer {
             (None, None) => unreachable!("a pass that copies what is not pinned reserved the ring"),
         }
     }
+}
+
+/// Refuses a tensor that kernels could not read where the file has it, nor where it is copied to: copies keep
+/// the offset's low bits.
+fn check_alignment(gguf: &Gguf, t: &HostTensor) -> Result<()> {
+    if t.file.offset.is_multiple_of(LOAD_ALIGN) {
+        return Ok(());
+    }
+    let problem = format!(
+        "it begins at byte {}; experts in host memory need a multiple of {LOAD_ALIGN} (`general.alignment`)",
+        t.file.offset
+    );
+    Err(gguf.error(format!("tensor `{}`", t.name), problem))
 }
 
 /// One line if there are fewer slots than wanted.
