@@ -90,7 +90,7 @@ pub struct EngineArgs {
     #[arg(short, long, default_value_t = 0, value_name = "N")]
     pub ctx_size: u32,
     /// Tokens that go through the model layer by layer, so that experts in host memory are moved once for
-    /// all of them; unset: as many as memory allows
+    /// all of them; unset: as many as memory allows, unless the plan predicts that fewer are faster
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub batch_size: Option<u32>,
     /// Tokens that one kernel launch handles, at most the batch [short: -ub]

@@ -42,7 +42,7 @@ pub struct EngineOptions {
     pub device: Option<String>,
     /// Context of a session in tokens; 0: what the model was trained for, or less if that is large.
     pub n_ctx: u32,
-    /// Tokens that go through the model together; `None`: as many as memory allows.
+    /// Tokens that go through the model together; `None`: the plan chooses.
     pub n_batch: Option<u32>,
     /// Tokens that one kernel launch handles.
     pub n_ubatch: u32,

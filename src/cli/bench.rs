@@ -31,7 +31,7 @@ pub struct BenchArgs {
     /// Times that a test is repeated
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub repetitions: u32,
-    /// Tokens that go through the model layer by layer; unset: as many as memory allows
+    /// Tokens that go through the model layer by layer; unset: the plan chooses, up to the context
     #[arg(short, long, value_name = "N")]
     pub batch_size: Vec<Numbers>,
     /// Tokens that one kernel launch handles, at most the batch [short: -ub]
