@@ -166,11 +166,27 @@ fn tiles_of_a_file_s_kernels() {
     assert!(!ran.out.contains("ffn_"), "{}", ran.out);
 }
 
+/// Whole passes: the chosen sizes first, then others; every row says which.
+#[test]
+fn sizes_in_whole_passes() {
+    let dir = folder();
+    let ran = vkmoe(&dir, "bench -m tiny.gguf -p 0 -n 2 -r 1 --no-warmup --tiles -o jsonl");
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    let rows: Vec<Value> =
+        ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let sizes: Vec<&str> = rows.iter().map(|row| row["sizes"].as_str().unwrap()).collect();
+    let (first, others) = sizes.split_first().unwrap();
+    let chosen = first.strip_prefix("* ").unwrap();
+    assert!(!others.is_empty() && !others.contains(&chosen), "{sizes:?}");
+    assert!(others.iter().all(|other| !other.starts_with('*')), "{sizes:?}");
+    assert!(rows.iter().all(|row| row["avg_ts"].as_f64().unwrap() > 0.0));
+}
+
 #[test]
 fn flags_of_kernels_that_make_no_sense_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (args, words) in [
-        ("--tiles", "--ops"),
+        ("--filter attn_q", "--ops"),
         ("--ops --preset none", "qwen3-30b-a3b"),
         ("--ops -p 0 -n 0", "-p, -n"),
         ("--ops -m a.gguf --preset tiny", "--preset"),

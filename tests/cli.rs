@@ -655,20 +655,3 @@ fn placement_changes_no_logit() {
         assert!(logits(flags) == resident, "{flags:?}");
     }
 }
-
-/// The chosen sizes first, then others; every row says which.
-#[test]
-fn a_bench_compares_sizes() {
-    let ran =
-        vkmoe(&"bench -p 0 -n 2 -r 1 --no-warmup --tiles -o jsonl".split(' ').collect::<Vec<_>>());
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
-    let rows: Vec<serde_json::Value> =
-        ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let sizes: Vec<&str> = rows.iter().map(|row| row["sizes"].as_str().unwrap()).collect();
-    assert!(sizes.len() > 1 && sizes[0].starts_with("* F32,"), "{sizes:?}");
-    assert!(
-        sizes[1..].iter().all(|other| !other.starts_with('*') && *other != &sizes[0][2..]),
-        "{sizes:?}"
-    );
-    assert!(rows.iter().all(|row| row["avg_ts"].as_f64().unwrap() > 0.0));
-}
