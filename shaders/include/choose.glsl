@@ -19,6 +19,7 @@ shared uint group_key[MAX_EXPERTS]; // 0 = taken
 const uint NO_EXPERT = 0;
 const uint TAKEN = 0;
 const uint GROUP_OUT = 1;
+const uint COUNTED = 16;
 
 uint key_of(uint i) { return keys[i / 4][i % 4]; }
 
@@ -87,7 +88,7 @@ void score_experts() {
         float biased = HAS_BIAS ? score[i] + F32s(p.bias).f[i] : score[i];
         keys[i / 4][i % 4] = to_key(order_key(biased));
     }
-    uint end = (p.n_expert + 3) / 4 * 4;
+    uint end = (p.n_expert + COUNTED - 1) / COUNTED * COUNTED;
     for (uint i = p.n_expert + gl_SubgroupInvocationID; i < end; i += gl_SubgroupSize) {
         keys[i / 4][i % 4] = NO_EXPERT;
     }
@@ -124,16 +125,20 @@ void drop_groups() {
     }
 }
 
-// Every expert counts those that come before it, which is its slot. By all of the workgroup.
+// Every expert counts those that come before it, which is its slot. By all of the workgroup. COUNTED at a time,
+// and not only for speed: lavapipe ends all loops once an invocation has gone around 65535 times.
 void choose_experts(uint token) {
     for (uint i = gl_LocalInvocationID.x; i < p.n_expert; i += gl_WorkGroupSize.x) {
         uint own = key_of(i);
         uint before = 0;
-        for (uint j = 0; j < p.n_expert; j += 4) {
-            // Of equals the lower index.
-            uvec4 is_lower = uvec4(lessThan(uvec4(j, j + 1, j + 2, j + 3), uvec4(i)));
-            uvec4 is_before = uvec4(greaterThan(keys[j / 4] + is_lower, uvec4(own)));
-            before += (is_before.x + is_before.y) + (is_before.z + is_before.w);
+        for (uint first = 0; first < p.n_expert; first += COUNTED) {
+            [[unroll]] for (uint v = 0; v < COUNTED; v += 4) {
+                uint j = first + v;
+                // Of equals the lower index.
+                uvec4 is_lower = uvec4(lessThan(uvec4(j, j + 1, j + 2, j + 3), uvec4(i)));
+                uvec4 is_before = uvec4(greaterThan(keys[j / 4] + is_lower, uvec4(own)));
+                before += (is_before.x + is_before.y) + (is_before.z + is_before.w);
+            }
         }
         if (before < p.n_used) {
             chosen[before] = score[i];

@@ -74,6 +74,16 @@ fn tokens() {
     }
 }
 
+/// A workgroup of one subgroup goes over many experts, for several tokens.
+#[test]
+fn one_subgroup_and_many_experts() {
+    let router = Router { n_expert: 512, n_used: 10, ..PLAIN.router };
+    let local = gpu().info().subgroup.default;
+    for (n_tokens, cols) in [(1, 1), (5, 2), (8, 8), (11, 8)] {
+        check(Case { k: 64, n_tokens, router, sizes: [local, 4, cols], ..PLAIN });
+    }
+}
+
 #[test]
 fn what_is_no_number_is_reported() {
     let case = Case { n_tokens: 3, sizes: [64, 1, 2], ..PLAIN };
