@@ -11,11 +11,7 @@ use crate::vk::{DeviceInfo, DeviceKind};
 
 /// The tuning with other sizes, one a time.
 pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
-    let with = |change: &dyn Fn(&mut Tuning)| {
-        let mut other = *tuning;
-        change(&mut other);
-        other
-    };
+    let with = |change: &dyn Fn(&mut Tuning)| changed(tuning, change);
     let mut others = Vec::new();
     if let Some(units) = tuning.matrix {
         let tiles = MATRIX_TILES.iter().filter_map(|tile| units.only(tile));
@@ -67,17 +63,16 @@ pub fn few_token_candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
         products.retain(|v| v.subgroups * v.subgroup <= info.limits.workgroup_invocations);
         attention.extend(decode_attention_sizes(tuning.decode_attention));
     }
-    let with_products = products.into_iter().map(|mat_vec| {
-        let mut other = *tuning;
-        other.mat_vec = mat_vec;
-        other
-    });
-    let with_attention = attention.into_iter().map(|sizes| {
-        let mut other = *tuning;
-        other.decode_attention = sizes;
-        other
-    });
-    with_products.chain(with_attention).filter(|other| other != tuning).collect()
+    let products = products.into_iter().map(|sizes| changed(tuning, |t| t.mat_vec = sizes));
+    let attention =
+        attention.into_iter().map(|sizes| changed(tuning, |t| t.decode_attention = sizes));
+    products.chain(attention).filter(|other| other != tuning).collect()
+}
+
+fn changed(tuning: &Tuning, change: impl FnOnce(&mut Tuning)) -> Tuning {
+    let mut other = *tuning;
+    change(&mut other);
+    other
 }
 
 /// Weight rows, rows of x, and subgroups along each.
