@@ -6,7 +6,8 @@ mod common;
 
 use common::gguf_builder::GgufBuilder;
 use common::vulkan::{assert_clean, validation};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
+
 use std::path::{Path, PathBuf};
 use vkmoe::Error;
 use vkmoe::engine::{Engine, EngineOptions, Outputs, Session};
@@ -53,31 +54,33 @@ fn in_vram() -> EngineOptions {
 /// A prompt of several ubatches, single tokens, a short batch, and a longer one whose last token counts: the
 /// hash of all these logits, and what moved.
 fn by_layer(model: &Path, options: &EngineOptions) -> (String, StreamStats) {
-    let mut engine = Engine::open(model, options).unwrap();
-    let n_vocab = engine.hparams().n_vocab;
-    let tokens: Vec<u32> = (0..100).map(|i| i * 37 % n_vocab).collect();
-    let mut session = engine.session().unwrap();
-    let parts = [(0..55, Outputs::All), (55..56, Outputs::Last), (56..62, Outputs::All)];
-    for (part, outputs) in parts.into_iter().chain([(62..100, Outputs::Last)]) {
-        engine.eval(&mut session, &tokens[part], outputs, |_, _| Ok(())).unwrap();
-    }
-    let hash = session.logits_hash().unwrap();
-    let stats = engine.take_stats();
-    engine.close(session);
-    let instance = engine.device().instance().clone();
-    drop(engine);
-    assert_clean(&instance);
-    (hash, stats)
+    let parts = [
+        (0..55, Outputs::All),
+        (55..56, Outputs::Last),
+        (56..62, Outputs::All),
+        (62..100, Outputs::Last),
+    ];
+    evaluate(model, options, &parts)
 }
 
 /// A prompt of two ubatches, single tokens and a short batch: the hash of all logits.
 fn run(model: &Path, options: &EngineOptions) -> (String, StreamStats) {
+    let parts = [0..28, 28..29, 29..30, 30..36].map(|part| (part, Outputs::All));
+    evaluate(model, options, &parts)
+}
+
+/// Evaluates parts of a text one after the other: the hash of all logits.
+fn evaluate(
+    model: &Path,
+    options: &EngineOptions,
+    parts: &[(Range<u32>, Outputs)],
+) -> (String, StreamStats) {
     let mut engine = Engine::open(model, options).unwrap();
     let n_vocab = engine.hparams().n_vocab;
-    let tokens: Vec<u32> = (0..36).map(|i| i * 37 % n_vocab).collect();
     let mut session = engine.session().unwrap();
-    for part in [&tokens[..28], &tokens[28..29], &tokens[29..30], &tokens[30..]] {
-        engine.eval(&mut session, part, Outputs::All, |_, _| Ok(())).unwrap();
+    for (part, outputs) in parts {
+        let tokens: Vec<u32> = part.clone().map(|i| i * 37 % n_vocab).collect();
+        engine.eval(&mut session, &tokens, *outputs, |_, _| Ok(())).unwrap();
     }
     let hash = session.logits_hash().unwrap();
     let stats = engine.take_stats();
