@@ -502,6 +502,45 @@ push_constants! {
         /// Experts of a token.
         n_used: u32,
     }
+    /// Chosen experts from host memory to staging slots.
+    FetchExperts = "fetch_experts" FETCH_EXPERTS {
+        /// Address of the first tensor's addresses of experts.
+        tables: u64,
+        /// Likewise, of the second tensor.
+        tables2: u64,
+        /// Likewise, of the third.
+        tables3: u64,
+        /// Address of those in host memory.
+        hosts: u64,
+        /// Likewise, of the second tensor.
+        hosts2: u64,
+        /// Likewise, of the third.
+        hosts3: u64,
+        /// Address of those in a slot.
+        slots: u64,
+        /// Likewise, of the second tensor.
+        slots2: u64,
+        /// Likewise, of the third.
+        slots3: u64,
+        /// Address of what is written: those of chosen experts, for the kernels after it.
+        found: u64,
+        /// Likewise, of the second tensor.
+        found2: u64,
+        /// Likewise, of the third.
+        found3: u64,
+        /// Bytes of a matrix of the first tensor.
+        bytes: u32,
+        /// Of the second.
+        bytes2: u32,
+        /// Of the third.
+        bytes3: u32,
+        /// Pairs of token and slot.
+        n_pairs: u32,
+        /// Pairs of a token.
+        n_used: u32,
+        /// Unused.
+        _pad: u32,
+    }
     /// The largest logits of each row.
     TopLogits = "top_logits" TOP_LOGITS {
         /// Logits in a row.

@@ -41,12 +41,13 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
 /// code of each kernel anew, which no kernel timed alone shows. Those of products in all combinations. A CPU
 /// gets one: it takes seconds to compile each.
 pub fn few_token_candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
+    const INT16_ROWS: [Option<u32>; 5] = [None, Some(0), Some(16), Some(32), Some(128)];
     const ROWS_AND_WORDS: [(u32, u32); 6] = [(1, 16), (1, 32), (2, 16), (2, 32), (2, 64), (4, 64)];
     let chosen = tuning.mat_vec;
     let mut products = Vec::new();
     let mut attention = Vec::new();
-    for &activations in Activations::of(info) {
-        products.push(MatVecSizes { activations, ..chosen });
+    if Activations::of(info).contains(&Activations::Int16) {
+        products.extend(INT16_ROWS.map(|int16_rows| MatVecSizes { int16_rows, ..chosen }));
     }
     if info.kind != DeviceKind::Cpu {
         for ((rows, words), subgroups) in
@@ -155,7 +156,8 @@ fn decode_attention_sizes(chosen: DecodeAttention) -> impl Iterator<Item = Decod
 fn mat_vec_sizes(chosen: MatVecSizes) -> impl Iterator<Item = MatVecSizes> {
     let MatVecSizes { subgroups, rows, words, sums, groups, .. } = chosen;
     let others = [
-        MatVecSizes { activations: Activations::F32, ..chosen },
+        MatVecSizes { int16_rows: chosen.int16_rows.map(|_| 0), ..chosen },
+        MatVecSizes { int16_rows: None, ..chosen },
         MatVecSizes { subgroups: (subgroups / 2).max(1), ..chosen },
         MatVecSizes { subgroups: subgroups * 2, ..chosen },
         MatVecSizes { rows: 1, ..chosen },

@@ -126,10 +126,10 @@ fn few(t: &Tuning) -> Vec<Choice> {
         Choice {
             op: "product",
             rows: if m == 1 { "1, or 1 an expert".into() } else { format!("up to {m}") },
-            kernel: t.mat_vec.kernel::<MulMatVec>(TYPE, &[]).module,
+            kernel: v.kernel::<MulMatVec>(TYPE, &[]).module,
             tile: format!("{} × {} rows a subgroup, {} loads ahead", v.rows, v.cols, v.units),
             workgroup: v.local,
-            why: match t.mat_vec.activations {
+            why: match v.activations {
                 Activations::F32 => format!("as fast as weights are read, here {TYPE}"),
                 Activations::Int16 => {
                     format!("integers of 16 bits with {TYPE}, by packed dot products")

@@ -77,6 +77,8 @@ pub struct Launch {
     pub groups: UVec3,
     /// How several dispatches may do it.
     pub cuts: Cuts,
+    /// It need not wait for its op's step before it.
+    pub beside: bool,
 }
 
 /// Along which side a grid may be cut.
@@ -98,7 +100,7 @@ impl Launch {
     ) -> Self {
         debug_assert_eq!(kernel.module.split('.').next(), Some(P::SHADER));
         let push = bytemuck::bytes_of(&push).to_vec();
-        Launch { kernel, push, bindings: bindings.to_vec(), groups, cuts: Cuts::Any }
+        Launch { kernel, push, bindings: bindings.to_vec(), groups, cuts: Cuts::Any, beside: false }
     }
 
     /// The same for a kernel that strides over x and y by the number of workgroups.

@@ -1,6 +1,7 @@
 //! Ops to dispatches: which kernel, which constants, which grid. One short function per op.
 
 mod decode;
+mod fetch;
 
 use super::attention::{AttentionKind, AttentionShape};
 use super::kernels::{Bound, KernelKey, Launch};
@@ -62,6 +63,17 @@ pub struct Lowering<'a> {
 impl Lowering<'_> {
     /// The steps of an op.
     pub fn steps(&self, op: &Op) -> Vec<Step> {
+        let mut steps: Vec<Step> = self.fetches(op).into_iter().map(Step::Launch).collect();
+        let first = steps.len();
+        steps.extend(self.own_steps(op));
+        // What is fetched for a later op may come meanwhile.
+        if let (2.., Some(Step::Launch(launch))) = (first, steps.get_mut(first)) {
+            launch.beside = true;
+        }
+        steps
+    }
+
+    fn own_steps(&self, op: &Op) -> Vec<Step> {
         let launches = match *op {
             Op::GetRows { weights, ids, out, scale } => {
                 vec![self.get_rows(weights, ids, out, scale)]

@@ -25,7 +25,10 @@ const CHUNK_STEP: u32 = 128;
 /// take less.
 const CHUNK_STEP_BYTES: u32 = CHUNK_STEP * 4 + CHUNK_STEP / 32 * 16;
 /// Lanes that find the scale of integers together.
-const SCALE_LANES: u32 = 8;
+const SCALE_LANES: u32 = 2;
+/// Weight rows of a workgroup from which on it pays to make integers: each workgroup does so for itself. H200:
+/// with 8 rows products are slower by a fifth, with 32 faster by a seventh.
+pub const INT16_ROWS: u32 = 16;
 /// Shared memory of a workgroup for activations: several workgroups are to fit side by side.
 const TILE_BYTES: u32 = 28 << 10;
 
@@ -34,7 +37,7 @@ const TILE_BYTES: u32 = 28 << 10;
 pub enum Activations {
     /// Floats, as everywhere else.
     F32,
-    /// Integers of two bytes with a scale for 32 of them, where weights are bytes (shaders/include/tile_int16.glsl).
+    /// Integers of two bytes with a scale for eight of them, where weights are bytes (shaders/include/tile_int16.glsl).
     Int16,
 }
 
@@ -51,8 +54,8 @@ impl Activations {
 /// What a device is good at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatVecSizes {
-    /// What activations are in shared memory.
-    pub activations: Activations,
+    /// Weight rows of a workgroup from which on activations are integers; `None`: never.
+    pub int16_rows: Option<u32>,
     /// Invocations of a subgroup.
     pub subgroup: u32,
     /// Subgroups of a workgroup.
@@ -76,6 +79,8 @@ pub struct MatVecSizes {
 /// Shape of one launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatVec {
+    /// What activations are in shared memory.
+    pub activations: Activations,
     /// Workgroup size.
     pub local: u32,
     /// Columns handled together.
@@ -108,7 +113,7 @@ struct Shape {
 
 impl MatVecSizes {
     /// Those of a device.
-    pub fn new(info: &DeviceInfo, activations: Activations) -> Self {
+    pub fn new(info: &DeviceInfo, int16_rows: Option<u32>) -> Self {
         let subgroup = info.subgroup.default;
         let tile_bytes = info.limits.shared_bytes.min(TILE_BYTES);
         let subgroups =
@@ -116,7 +121,7 @@ impl MatVecSizes {
         match info.kind {
             // Barriers and code that is compiled are what costs.
             DeviceKind::Cpu => MatVecSizes {
-                activations,
+                int16_rows,
                 subgroup,
                 subgroups: 4,
                 rows: 1,
@@ -128,7 +133,7 @@ impl MatVecSizes {
                 router_rows: 4,
             },
             _ => MatVecSizes {
-                activations,
+                int16_rows,
                 subgroup,
                 subgroups: subgroups(256),
                 // Short code: a pass has to fetch each kernel's anew. H200: 242 tokens a second with 4 rows
@@ -141,14 +146,6 @@ impl MatVecSizes {
                 tile_bytes,
                 router_rows: 1,
             },
-        }
-    }
-
-    /// The kernel of a shader for weights of a type.
-    pub fn kernel<P: PushConstants>(&self, ty: GgmlType, spec: &[u32]) -> KernelKey {
-        match self.activations {
-            Activations::Int16 if ty.block_len() > 1 => KernelKey::of_type_int16::<P>(ty, spec),
-            _ => KernelKey::of_type::<P>(ty, spec),
         }
     }
 
@@ -188,6 +185,7 @@ impl MatVecSizes {
         let rows = self.router_rows;
         let subgroups = w.k.div_ceil(8 * self.subgroup).clamp(1, self.subgroups);
         MatVec {
+            activations: Activations::F32,
             local: self.subgroup * subgroups,
             cols,
             rows,
@@ -206,13 +204,24 @@ impl MatVecSizes {
         let rows = (most.min(busy) / p.step * p.step).max(p.step);
         let lane_units = p.k.div_ceil(UNIT).div_ceil(self.subgroup).max(1);
         let units = (self.words / (rows * unit_words)).clamp(1, lane_units);
+        let groups = self.grid(p.n.div_ceil(rows * self.subgroups), z);
         MatVec {
+            activations: self.activations(p, groups),
             local: self.subgroup * self.subgroups,
             cols,
             rows,
             units,
             chunk: self.chunk(p.k, cols),
-            groups: self.grid(p.n.div_ceil(rows * self.subgroups), z),
+            groups,
+        }
+    }
+
+    /// Integers where weights are bytes and a workgroup has enough rows.
+    fn activations(&self, p: Shape, groups: UVec3) -> Activations {
+        let rows = p.n / (groups.x * groups.y);
+        match self.int16_rows {
+            Some(least) if p.ty.block_len() > 1 && rows >= least => Activations::Int16,
+            _ => Activations::F32,
         }
     }
 
@@ -225,12 +234,21 @@ impl MatVecSizes {
     /// Over `blocks` of rows and `z` of columns. With fewer workgroups than blocks of rows, all have as
     /// many, or one less.
     fn grid(&self, blocks: u32, z: u32) -> UVec3 {
-        let folded = grid::fold(blocks.div_ceil(blocks.div_ceil(self.groups)).into());
+        let groups = (self.groups / z).max(1);
+        let folded = grid::fold(blocks.div_ceil(blocks.div_ceil(groups)).into());
         UVec3::new(folded.x, folded.y, z)
     }
 }
 
 impl MatVec {
+    /// The kernel of a shader for weights of a type.
+    pub fn kernel<P: PushConstants>(&self, ty: GgmlType, spec: &[u32]) -> KernelKey {
+        match self.activations {
+            Activations::Int16 => KernelKey::of_type_int16::<P>(ty, spec),
+            Activations::F32 => KernelKey::of_type::<P>(ty, spec),
+        }
+    }
+
     /// Specialization constants of `mul_mat_vec`, and the first ones of `gate_up_vec`.
     pub fn spec(&self, grouped: bool, norm: u32) -> [u32; 7] {
         [self.local, u32::from(grouped), self.cols, self.rows, self.units, self.chunk, norm]
@@ -248,7 +266,7 @@ mod tests {
     use super::*;
 
     const SIZES: MatVecSizes = MatVecSizes {
-        activations: Activations::F32,
+        int16_rows: None,
         subgroup: 32,
         subgroups: 8,
         rows: 4,
@@ -279,7 +297,7 @@ mod tests {
         let t = SIZES.dense(w, 1);
         assert_eq!((t.rows, t.groups), (1, UVec3::new(64, 1, 1)));
         let t = SIZES.by_expert(w, 8);
-        assert_eq!((t.rows, t.groups), (4, UVec3::new(16, 1, 8)));
+        assert_eq!((t.rows, t.groups), (4, UVec3::new(8, 1, 8)));
     }
 
     #[test]

@@ -323,7 +323,8 @@ impl<'a> Recording<'a> {
         self.flush()
     }
 
-    /// The steps of an op: a barrier before if it depends on what runs, and between its own steps.
+    /// The steps of an op: a barrier before if it depends on what runs, and between its own steps, if they are not
+    /// beside each other.
     fn op(&mut self, unit: &Unit<'_>, op: &Op, steps: &[Step], estimate_ns: f64) -> Result<()> {
         let access = Access::of(op, unit.graph, unit.layout);
         let mut barrier = self.hazards.conflict(&access);
@@ -331,7 +332,8 @@ impl<'a> Recording<'a> {
             self.hazards = Hazards::default();
         }
         for step in steps {
-            if barrier {
+            let beside = matches!(step, Step::Launch(launch) if launch.beside);
+            if barrier && !beside {
                 self.barrier()?;
             }
             barrier = true;

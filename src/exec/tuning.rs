@@ -7,7 +7,7 @@ use super::attention::{self, AttentionShape, AttentionTile, AttentionUnits};
 use super::decode_attention::{DecodeAttention, DecodeTile};
 use super::int8::Int8Products;
 use super::kv::KvType;
-use super::mat_vec::{Activations, MatVecSizes};
+use super::mat_vec::{Activations, INT16_ROWS, MatVecSizes};
 use super::matrix::MatrixUnits;
 use crate::graph::fuse::Fusions;
 use crate::model::hparams::AttentionParams;
@@ -116,7 +116,7 @@ impl Tuning {
     /// Without matrix units.
     fn plain(info: &DeviceInfo) -> Self {
         let subgroup = info.subgroup.default;
-        let activations = activations(info);
+        let int16_rows = int16_rows(info);
         match info.kind {
             DeviceKind::Cpu => Tuning {
                 subgroup,
@@ -125,7 +125,7 @@ impl Tuning {
                 top_parts: 4,
                 mul_mat: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 8, tn: 8 },
-                mat_vec: MatVecSizes::new(info, activations),
+                mat_vec: MatVecSizes::new(info, int16_rows),
                 decode_attention: DecodeAttention::new(info),
                 mat_vec_max: 32,
                 group_from: 33,
@@ -143,7 +143,7 @@ impl Tuning {
                 top_parts: 64,
                 mul_mat: MulMatTile { bm: 64, bn: 64, bk: 32, tm: 8, tn: 4 },
                 mul_mat_small: MulMatTile { bm: 32, bn: 32, bk: 32, tm: 4, tn: 2 },
-                mat_vec: MatVecSizes::new(info, activations),
+                mat_vec: MatVecSizes::new(info, int16_rows),
                 decode_attention: DecodeAttention::new(info),
                 mat_vec_max: 8,
                 group_from: 9,
@@ -217,8 +217,8 @@ impl Tuning {
     pub fn few_tokens(&self) -> String {
         let (v, a) = (self.mat_vec, self.decode_attention);
         format!(
-            "{:?}, {} subgroups, {} rows, {} words, {} groups; attention {} rows, {} keys, {} cells, {} groups",
-            v.activations,
+            "integers from {} rows, {} subgroups, {} rows, {} words, {} groups; attention {} rows, {} keys, {} cells, {} groups",
+            v.int16_rows.map_or("no".into(), |rows| rows.to_string()),
             v.subgroups,
             v.rows,
             v.words,
@@ -292,18 +292,16 @@ fn wanted((variable, values): (&str, &[&'static str])) -> &'static str {
     known.unwrap_or("auto")
 }
 
-/// What activations are in products of few rows: integers where packed dot products are fast, which a CPU's
-/// are not.
-fn activations(info: &DeviceInfo) -> Activations {
-    let can = Activations::of(info);
+/// From how many weight rows of a workgroup on activations are integers in products of few rows, where packed
+/// dot products are fast, which a CPU's are not.
+fn int16_rows(info: &DeviceInfo) -> Option<u32> {
     let fast = info.kind != DeviceKind::Cpu && info.optional.integer_dot_accelerated;
-    let integers = match wanted(VECTOR_VARIABLE) {
-        "int16" => true,
-        "f32" => false,
-        _ => fast,
+    let asked = match wanted(VECTOR_VARIABLE) {
+        "int16" => Some(0),
+        "f32" => None,
+        _ => fast.then_some(INT16_ROWS),
     };
-    let asked = if integers { Activations::Int16 } else { Activations::F32 };
-    if can.contains(&asked) { asked } else { Activations::F32 }
+    asked.filter(|_| Activations::of(info).contains(&Activations::Int16))
 }
 
 /// What products of many rows run on.

@@ -4,7 +4,7 @@
 //! out: [`gate`] (prefetch or not), [`rotation`] (the slot protocol), [`packing`] and [`chunks`] (where
 //! bytes are), [`overlap`] and [`stats`] (what it was worth), [`pin_budget`] (how much may be pinned);
 //! then what touches files and devices: [`memory_facts`], [`host_tensor`], [`probe`] (which host source
-//! works), [`pins`] (pinning it), [`ring`] (for what is not pinned), [`slots`], [`copies`], [`streamer`],
+//! works), [`pins`] (pinning it), [`ring`] (for what is not pinned), [`slots`], [`copies`], [`fetch`], [`streamer`],
 //! which puts them together, and [`mod@open`], which sets it up. [`chaos`] is for tests.
 
 pub mod options;
@@ -23,6 +23,7 @@ pub mod pins;
 pub mod ring;
 pub mod slots;
 pub mod copies;
+pub mod fetch;
 pub mod streamer;
 pub mod chaos;
 pub mod open;

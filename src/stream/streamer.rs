@@ -9,6 +9,7 @@
 
 use super::chaos::Chaos;
 use super::copies::{CopyMarks, Transfer};
+use super::fetch::{Fetch, FetchTables, MAX_PAIRS};
 use super::gate::{Access, Gate, Outlook, Speeds};
 use super::host_tensor::HostTensor;
 use super::options::{HostSource, LINK_GBPS, MIN_SLOTS};
@@ -16,7 +17,7 @@ use super::packing;
 use super::pin_budget::{Limit, PinReport};
 use super::pins::{Pinned, Pins};
 use super::ring::{self, Ring};
-use super::rotation::{Copy, Fill, Rotation};
+use super::rotation::{Copy, Fill, Rotation, Slot};
 use super::slots::{SlotLayout, Slots};
 use crate::error::{Error, Result};
 use crate::exec::residency::{Residency, check_matrix};
@@ -28,6 +29,9 @@ use std::sync::Arc;
 
 /// Kernels load so many bytes at once.
 const LOAD_ALIGN: u64 = 16;
+
+/// Share of the bus that the kernel gets that copies chosen experts (H200: 47 of 49 GB/s).
+const FETCH_SHARE: f64 = 0.95;
 
 /// What the streamer is made for.
 pub struct StreamerParts {
@@ -73,6 +77,12 @@ pub struct Streamer {
     /// Whether the pinning is over and all that it brought is in `pinned`.
     settled: bool,
     slots: Option<Slots>,
+    /// By tensor: its place among those of its layer, which is its slot where a kernel copies experts.
+    in_layer: Vec<u32>,
+    /// For that kernel.
+    fetch_tables: Option<FetchTables>,
+    /// Whether it copies what this pass would read directly.
+    fetches: bool,
     /// Prefetching was given up for lack of memory.
     no_prefetch: bool,
     rotation: Rotation,
@@ -106,6 +116,9 @@ impl Streamer {
             fresh: Vec::new(),
             settled: parts.pins.is_none(),
             slots: None,
+            in_layer: in_layer(&parts.tensors),
+            fetch_tables: None,
+            fetches: false,
             no_prefetch: false,
             rotation: Rotation::new(parts.n_slots.max(MIN_SLOTS)),
             ring: None,
@@ -134,7 +147,51 @@ impl Streamer {
             // There may be fewer than wanted.
             self.decide(tokens, outlook);
         }
-        self.start()
+        self.start()?;
+        self.fetches = self.can_fetch(n_tokens) && !self.moves() && self.reserve_fetch()?;
+        Ok(())
+    }
+
+    /// Whether a kernel may copy what a pass of so many tokens uses. The slots are idle then, and have room for
+    /// the tensors of a layer.
+    fn can_fetch(&self, n_tokens: u32) -> bool {
+        let n_slots = self.slots.as_ref().map_or(self.parts.n_slots, Slots::n);
+        let fits = |&place: &u32| place < n_slots;
+        !self.no_prefetch
+            && n_tokens * self.parts.n_used <= MAX_PAIRS
+            && self.in_layer.iter().all(fits)
+            && self.parts.tensors.iter().all(|t| t.file.matrix_bytes <= u32::MAX.into())
+    }
+
+    /// Allocates slots and tables for that; whether there are.
+    fn reserve_fetch(&mut self) -> Result<bool> {
+        self.reserve_slots()?;
+        let Some(slots) = self.slots.as_ref().filter(|_| self.can_fetch(1)) else {
+            return Ok(false);
+        };
+        if self.fetch_tables.is_none() {
+            let tables = FetchTables::new(&self.parts.device, &self.parts.tensors, slots.n())?;
+            for (tensor, pinned) in self.pinned.iter().enumerate() {
+                if let Some(pinned) = pinned {
+                    tables.set_hosts(tensor, &pinned.addresses())?;
+                }
+            }
+            self.fetch_tables = Some(tables);
+        }
+        Ok(true)
+    }
+
+    /// What the kernel takes that copies chosen experts of a tensor, if this pass reads them that way.
+    pub fn fetch(&self, weight: WeightId) -> Option<Fetch> {
+        let tensor = *self.by_weight.get(&weight).filter(|_| self.fetches)?;
+        let (slots, tables) = (self.slots.as_ref()?, self.fetch_tables.as_ref()?);
+        let slot = self.in_layer[tensor];
+        Some(Fetch {
+            hosts: tables.hosts(tensor),
+            slot: slots.table(tensor, Slot(slot)),
+            found: tables.found(slot),
+            bytes: self.parts.tensors[tensor].file.matrix_bytes as u32,
+        })
     }
 
     /// Begins a pass of several ubatches that goes through the model layer by layer, if that is worth it:
@@ -173,6 +230,7 @@ impl Streamer {
 
     /// Begins the pass that was decided on.
     fn start(&mut self) -> Result<()> {
+        self.fetches = false;
         self.uses = (0..self.access.len()).filter(|&t| self.access[t] != Access::Direct).collect();
         self.reserve_ring()?;
         self.use_of.fill(None);
@@ -189,6 +247,12 @@ impl Streamer {
     }
 
     fn decide(&mut self, tokens: Tokens, outlook: Option<Outlook>) {
+        let outlook = match outlook {
+            Some(outlook) if self.parts.n_slots > 0 && self.can_fetch(tokens.n_ubatch) => {
+                Some(Outlook { direct_share: FETCH_SHARE, ..outlook })
+            }
+            outlook => outlook,
+        };
         let prefetch = self.parts.n_slots > 0 && !self.no_prefetch && outlook.is_some();
         for (tensor, t) in self.parts.tensors.iter().enumerate() {
             let gate = Gate {
@@ -212,6 +276,9 @@ impl Streamer {
 
     /// The table of a tensor that this pass reads in a slot.
     pub fn table(&self, weight: WeightId) -> Option<u64> {
+        if let Some(fetch) = self.fetch(weight) {
+            return Some(fetch.found);
+        }
         let tensor = *self.by_weight.get(&weight)?;
         let index = self.use_of[tensor]?;
         Some(self.slots.as_ref()?.table(tensor, self.rotation.slot(index)))
@@ -287,7 +354,8 @@ impl Streamer {
     /// Buffers that kernels of this pass reach by address.
     pub fn buffers(&self) -> impl Iterator<Item = &Buffer> {
         let direct = self.pinned.iter().flatten().flat_map(|p| &p.buffers);
-        self.slots.iter().flat_map(Slots::buffers).chain(direct)
+        let tables = self.fetch_tables.iter().flat_map(FetchTables::buffers);
+        self.slots.iter().flat_map(Slots::buffers).chain(tables).chain(direct)
     }
 
     /// An error if kernels of the last pass read pages of a file that changed meanwhile. What was copied
@@ -468,6 +536,12 @@ impl Streamer {
             (None, None) => unreachable!("a pass that copies what is not pinned reserved the ring"),
         }
     }
+}
+
+/// By tensor: how many of its layer come before it. Those of a layer follow each other.
+fn in_layer(tensors: &[HostTensor]) -> Vec<u32> {
+    let of_layer = |layer: &[HostTensor]| 0..layer.len() as u32;
+    tensors.chunk_by(|a, b| a.il == b.il).flat_map(of_layer).collect()
 }
 
 /// Refuses a tensor that kernels could not read where the file has it, nor where it is copied to: copies keep

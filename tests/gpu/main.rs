@@ -4,6 +4,7 @@
 mod down_combine_vec;
 mod expert_count;
 mod expert_sort;
+mod fetch_experts;
 mod flash_attn;
 mod flash_attn_cm;
 mod flash_attn_merge;

@@ -139,7 +139,7 @@ impl NormRows {
 }
 
 /// The modules of a shader for few rows and weights of a type, and how near they come, as a share of the sum of
-/// magnitudes. Integers of 16 bits are off by half a scale: by 1 / 65024 of the largest of 32 elements.
+/// magnitudes. Integers of 16 bits are off by half a scale: by 1 / 65024 of the largest of eight elements.
 pub(crate) fn few_rows_modules(gpu: &Gpu, shader: &str, q: Quant) -> Vec<(String, f64)> {
     let modules = Activations::of(gpu.info()).iter().filter_map(|activations| match activations {
         Activations::F32 => Some((format!("{shader}.{}", q.name), 1e-5)),

@@ -51,7 +51,7 @@ impl Lowering<'_> {
         let n: Vec<u32> = products.iter().map(|p| p.weights.n).collect();
         let t = self.tuning.mat_vec.several(w, &n, m);
         let Rows { bindings: [x, delta, sum], norm, weight, eps, store_sum } = self.rows(x, out);
-        let kernel = self.tuning.mat_vec.kernel::<push::MulMatVec>(w.ty, &t.spec(false, norm));
+        let kernel = t.kernel::<push::MulMatVec>(w.ty, &t.spec(false, norm));
         let address = |p: Option<&Product>| p.map_or(0, |p| self.residency.address(p.weights.id));
         let bias = |p: Option<&Product>| self.residency.optional(p.and_then(|p| p.bias));
         let n_rows = |p: Option<&Product>| p.map_or(0, |p| p.weights.n);
@@ -88,7 +88,7 @@ impl Lowering<'_> {
     ) -> Launch {
         let m = self.shape(out).rows;
         let t = self.tuning.mat_vec.by_expert(w, m);
-        let kernel = self.tuning.mat_vec.kernel::<push::MulMatVec>(w.ty, &t.spec(true, 0));
+        let kernel = t.kernel::<push::MulMatVec>(w.ty, &t.spec(true, 0));
         let table = self.table(w.id);
         let push = push::MulMatVec { table, bias, k: w.k, n: w.n, m, x_div, ..Default::default() };
         let [x, y, ids] = [x, out, routing.ids].map(|t| self.bound(t));
@@ -130,7 +130,7 @@ impl Lowering<'_> {
         };
         let ids = routing.map_or(x, |r| self.bound(r.ids));
         let bindings = [x, self.bound(out), ids, delta, sum];
-        let kernel = self.tuning.mat_vec.kernel::<push::GateUpVec>(gate.ty, &spec);
+        let kernel = t.kernel::<push::GateUpVec>(gate.ty, &spec);
         Launch::new(kernel, push, &bindings, t.groups).striding()
     }
 
@@ -144,10 +144,7 @@ impl Lowering<'_> {
     ) -> Launch {
         let n_used = routing.n_used;
         let t = self.tuning.mat_vec.down_combine(w, n_used, self.shape(out).rows);
-        let kernel = self
-            .tuning
-            .mat_vec
-            .kernel::<push::DownCombineVec>(w.ty, &[t.local, t.rows, t.units, t.chunk]);
+        let kernel = t.kernel::<push::DownCombineVec>(w.ty, &[t.local, t.rows, t.units, t.chunk]);
         let push =
             push::DownCombineVec { table: self.table(w.id), k: w.k, n: w.n, n_used, _pad: 0 };
         let bindings = [x, out, routing.ids, routing.weights].map(|t| self.bound(t));
