@@ -1,9 +1,8 @@
 //! Sizes of shaders/flash_decode.comp, attention for few tokens: pure functions of shapes.
 //!
-//! A workgroup's rows are in registers while it finds scores, its sums while it adds values: eight rows of
-//! heads of 128 take 64 of them in turn. All rows that share a kv head in one workgroup read the cache once.
-//! A chunk's scores are in shared memory, and so are the subgroups' sums, when they are added: chunks are as
-//! long as fits, since each of them costs that adding.
+//! A lane has few loads of a cell on their way, and few sums in registers: eight rows by eight dimensions of
+//! values take 64 of them, eight rows of four keys 32. All rows that share a kv head in one workgroup read the
+//! cache once. A chunk's scores are in shared memory, and so are sums of its values, when subgroups' are added.
 
 use super::attention::AttentionShape;
 use super::kernels::KernelKey;
@@ -20,6 +19,8 @@ const MAX_ROWS: u32 = 8;
 const RUN: u32 = 8;
 /// A split shorter than this costs more to join than it brings.
 const MIN_SPLIT_CELLS: u32 = 64;
+/// Vectors of four sums of values that a lane has at most: 64 registers.
+const MAX_SUMS: u32 = 16;
 /// Shared memory that every device has, in bytes.
 const SHARED_BYTES: u32 = 32768;
 /// Of one vector of four.
@@ -34,8 +35,10 @@ pub struct DecodeAttention {
     pub subgroups: u32,
     /// Rows of a workgroup at most.
     pub rows: u32,
-    /// Cells that a group of lanes has on their way.
-    pub keys: u32,
+    /// Runs of a key that a lane has, which says how many lanes a key has.
+    pub key_runs: u32,
+    /// Loads of a lane that are on their way.
+    pub loads: u32,
     /// Cells of a chunk at most.
     pub cells: u32,
     /// Workgroups that fill the device.
@@ -49,16 +52,20 @@ pub struct DecodeTile {
     pub local: u32,
     /// ROWS: rows of a workgroup.
     pub rows: u32,
-    /// LANES: lanes of a cell.
+    /// LANES of a value.
     pub lanes: u32,
-    /// KEYS: cells of a group of lanes at a time.
+    /// KEY_LANES: lanes of a key.
+    pub key_lanes: u32,
+    /// KEYS of a group of such lanes at a time.
     pub keys: u32,
+    /// VALUES of a group of lanes at a time.
+    pub values: u32,
     /// CELLS of a chunk.
     pub cells: u32,
     /// SUBGROUPS of the workgroup.
     pub subgroups: u32,
-    /// JOIN_ROWS: rows whose sums are added at a time.
-    pub join_rows: u32,
+    /// SLOTS: subgroups whose sums are in shared memory at a time.
+    pub slots: u32,
     /// NEW: tokens.
     pub n_tokens: u32,
     /// The grid's x.
@@ -71,57 +78,89 @@ impl DecodeAttention {
         let subgroup = info.subgroup.default;
         match info.kind {
             // Code that is compiled is what costs. Short chunks, so that tests of whole models meet several.
-            DeviceKind::Cpu => {
-                DecodeAttention { subgroup, subgroups: 2, rows: 4, keys: 1, cells: 64, enough: 4 }
-            }
+            DeviceKind::Cpu => DecodeAttention {
+                subgroup,
+                subgroups: 2,
+                rows: 4,
+                key_runs: 2,
+                loads: 2,
+                cells: 64,
+                enough: 4,
+            },
             _ => {
                 let threads = info.limits.workgroup_invocations.min(256);
                 let subgroups = (threads / subgroup).max(1);
-                DecodeAttention { subgroup, subgroups, rows: 8, keys: 2, cells: 512, enough: 264 }
+                DecodeAttention {
+                    subgroup,
+                    subgroups,
+                    rows: 8,
+                    key_runs: 2,
+                    loads: 8,
+                    cells: 256,
+                    enough: 264,
+                }
             }
         }
     }
 
-    /// The tile for `n_tokens` with as many rows as shared memory has room for, if for any.
+    /// The tile for `n_tokens` with as many rows as registers and shared memory have room for, if for any.
     pub fn tile(&self, shape: AttentionShape, n_tokens: u32) -> Option<DecodeTile> {
-        let most = self.rows.min(MAX_ROWS);
-        (1..=most).rev().find_map(|rows| self.tile_of(shape, n_tokens, rows))
+        let lanes = (shape.head_v / RUN).next_power_of_two().min(self.subgroup);
+        let sums = 2 * (shape.head_v / RUN).div_ceil(lanes);
+        let most = self.rows.min(MAX_ROWS).min(MAX_SUMS / sums).max(1);
+        (1..=most).rev().find_map(|rows| self.tile_of(shape, n_tokens, lanes, rows))
     }
 
     /// The tile with so many rows at most.
-    fn tile_of(&self, shape: AttentionShape, n_tokens: u32, most: u32) -> Option<DecodeTile> {
+    fn tile_of(
+        &self,
+        shape: AttentionShape,
+        n_tokens: u32,
+        lanes: u32,
+        most: u32,
+    ) -> Option<DecodeTile> {
         let row_blocks = shape.rows.div_ceil(most);
         let rows = shape.rows.div_ceil(row_blocks);
-        let lanes = (shape.head_k.max(shape.head_v) / RUN).next_power_of_two().min(self.subgroup);
-        let round = self.keys * (self.subgroup / lanes);
-        let work_bytes = SHARED_BYTES.checked_sub(self.fixed_bytes(shape, n_tokens, rows))?;
-        let cells_that_fit = work_bytes / (rows.div_ceil(4) * VEC4_BYTES);
-        let rows_that_fit = (work_bytes / (self.subgroups * shape.head_v * 4)).min(rows);
-        let cells = self.cells.max(round).min(cells_that_fit);
-        // Whole rounds of all subgroups, or at least of one.
-        let unit = if cells < round * self.subgroups { round } else { round * self.subgroups };
-        let cells = cells / unit * unit;
-        (cells > 0 && rows_that_fit > 0).then(|| DecodeTile {
-            local: self.subgroup * self.subgroups,
+        let local = self.subgroup * self.subgroups;
+        let runs = shape.head_k / RUN;
+        let key_lanes = runs.div_ceil(self.key_runs).next_power_of_two().min(self.subgroup);
+        let bytes = SharedBytes::new(shape, n_tokens, rows, key_lanes);
+        let left = SHARED_BYTES.checked_sub(bytes.fixed + bytes.slot)?;
+        // A column of scores is four bytes a row; a row's shares take as many as the splits are.
+        let columns = (left / (rows * 4)).checked_sub(n_tokens.next_multiple_of(4))?;
+        let most_cells = self.cells.min(columns);
+        // Loads that leave a chunk whole rounds.
+        let loads = |lanes: u32, runs: u32| {
+            let fit = (most_cells / (local / lanes)).min(self.loads / runs.div_ceil(lanes));
+            1 << fit.max(1).ilog2()
+        };
+        let (keys, values) = (loads(key_lanes, runs), loads(lanes, shape.head_v / RUN));
+        let round = (local / key_lanes * keys).max(local / lanes * values);
+        // Turns of subgroups with slots: two, or as few as short chunks leave. Less memory leaves room for
+        // more workgroups.
+        let turns = |rounds: u32| {
+            let scores = SharedBytes::scores(n_tokens, rows, rounds * round);
+            let left = SHARED_BYTES.checked_sub(bytes.fixed + scores)?;
+            let slots = left / bytes.slot;
+            (slots > 0 && left >= bytes.angles)
+                .then(|| self.subgroups.div_ceil(slots.min(self.subgroups.div_ceil(2))))
+        };
+        let fewest = turns(1)?;
+        let longest = (most_cells / round).max(1);
+        let rounds = (1..=longest).rev().find(|&n| turns(n) == Some(fewest))?;
+        Some(DecodeTile {
+            local,
             rows,
             lanes,
-            keys: self.keys,
-            cells,
+            key_lanes,
+            keys,
+            values,
+            cells: rounds * round,
             subgroups: self.subgroups,
-            // Equal shares.
-            join_rows: rows.div_ceil(rows.div_ceil(rows_that_fit)),
+            slots: self.subgroups.div_ceil(fewest),
             n_tokens,
             row_blocks,
         })
-    }
-
-    /// Shared memory beside a chunk's scores or sums, as the shader adds it up.
-    fn fixed_bytes(&self, shape: AttentionShape, n_tokens: u32, rows: u32) -> u32 {
-        let prepared_and_totals = (rows + n_tokens) * (shape.head_k + shape.head_v) * 4;
-        let by_subgroup_and_row = (self.subgroups + 2) * rows.div_ceil(4) * VEC4_BYTES;
-        let shares = rows * MAX_SPLITS * 4;
-        // What is left over is for came_last.
-        prepared_and_totals + by_subgroup_and_row + shares + VEC4_BYTES
     }
 
     /// Into how many splits `n_kv` cells go: enough workgroups for the device, none too short. Short of
@@ -133,6 +172,33 @@ impl DecodeAttention {
             possible if possible >= wanted => wanted,
             possible => 1 << possible.ilog2(),
         }
+    }
+}
+
+/// Shared memory of a workgroup, as the shader adds it up.
+struct SharedBytes {
+    /// Prepared heads, new values, what rows have one of, and `came_last`.
+    fixed: u32,
+    /// A subgroup's sums of values.
+    slot: u32,
+    /// Angles, in the place of those sums.
+    angles: u32,
+}
+
+impl SharedBytes {
+    fn new(shape: AttentionShape, n_tokens: u32, rows: u32, key_lanes: u32) -> Self {
+        let head_k = shape.head_k.next_multiple_of(2 * 4 * key_lanes);
+        let prepared = (rows + n_tokens) * head_k + n_tokens * shape.head_v;
+        SharedBytes {
+            fixed: 4 * (prepared + 3 * rows) + VEC4_BYTES,
+            slot: 4 * rows * shape.head_v,
+            angles: 4 * n_tokens * shape.head_k,
+        }
+    }
+
+    fn scores(n_tokens: u32, rows: u32, cells: u32) -> u32 {
+        let columns = (n_tokens.next_multiple_of(4) + cells).max(MAX_SPLITS);
+        4 * rows * columns
     }
 }
 
@@ -158,11 +224,13 @@ impl DecodeTile {
             type_v.spec(),
             self.rows,
             self.lanes,
+            self.key_lanes,
             self.keys,
+            self.values,
             self.cells,
             self.n_tokens,
             self.subgroups,
-            self.join_rows,
+            self.slots,
             u32::from(a.sinks.is_some()),
             u32::from(heads.q_norm.is_some()),
             u32::from(heads.k_norm.is_some()),
@@ -175,8 +243,15 @@ impl DecodeTile {
 mod tests {
     use super::*;
 
-    const GPU: DecodeAttention =
-        DecodeAttention { subgroup: 32, subgroups: 8, rows: 8, keys: 2, cells: 512, enough: 264 };
+    const GPU: DecodeAttention = DecodeAttention {
+        subgroup: 32,
+        subgroups: 8,
+        rows: 8,
+        key_runs: 2,
+        loads: 8,
+        cells: 256,
+        enough: 264,
+    };
 
     #[test]
     fn tiles_fit_the_rows() {
@@ -187,14 +262,15 @@ mod tests {
                     let shape = AttentionShape { head_k: head, head_v: head, rows };
                     let Some(tile) = gpu.tile(shape, 4) else { continue };
                     assert!(tile.rows * tile.row_blocks >= rows && tile.rows <= 8);
-                    assert!(tile.lanes <= subgroup && tile.lanes.is_power_of_two());
-                    assert!((1..=tile.rows).contains(&tile.join_rows));
-                    let round = tile.keys * (subgroup / tile.lanes);
-                    assert!(tile.cells > 0 && tile.cells.is_multiple_of(round));
-                    let scores = tile.cells * tile.rows.div_ceil(4) * VEC4_BYTES;
-                    let sums = tile.subgroups * tile.join_rows * head * 4;
-                    let fixed = gpu.fixed_bytes(shape, 4, tile.rows);
-                    assert!(fixed + scores.max(sums) <= SHARED_BYTES, "{gpu:?} {shape:?} {tile:?}");
+                    for (lanes, cells) in [(tile.key_lanes, tile.keys), (tile.lanes, tile.values)] {
+                        assert!(lanes <= subgroup && lanes.is_power_of_two() && cells > 0);
+                        assert!(tile.cells.is_multiple_of(256 / lanes * cells) && tile.cells > 0);
+                    }
+                    assert!((1..=tile.subgroups).contains(&tile.slots));
+                    let bytes = SharedBytes::new(shape, 4, tile.rows, tile.key_lanes);
+                    let scores = SharedBytes::scores(4, tile.rows, tile.cells);
+                    let all = bytes.fixed + scores + bytes.angles.max(tile.slots * bytes.slot);
+                    assert!(all <= SHARED_BYTES, "{gpu:?} {shape:?} {tile:?}");
                 }
             }
         }
@@ -204,12 +280,13 @@ mod tests {
     fn rows_give_way_to_new_cells() {
         let sizes = |head, n_tokens| {
             let shape = AttentionShape { head_k: head, head_v: head, rows: 8 * n_tokens };
-            GPU.tile(shape, n_tokens).map(|t| (t.rows, t.lanes, t.cells, t.join_rows))
+            GPU.tile(shape, n_tokens)
+                .map(|t| (t.rows, t.key_lanes, t.keys, t.values, t.cells, t.slots))
         };
-        assert_eq!(sizes(128, 1), Some((8, 16, 512, 4)));
-        assert_eq!(sizes(128, 8), Some((8, 16, 416, 3)));
-        assert_eq!(sizes(256, 1), Some((8, 32, 368, 1)));
-        assert_eq!(sizes(256, 8), Some((3, 32, 512, 1)));
+        assert_eq!(sizes(128, 1), Some((8, 8, 4, 8, 256, 4)));
+        assert_eq!(sizes(128, 8), Some((8, 8, 4, 8, 128, 3)));
+        assert_eq!(sizes(256, 1), Some((8, 16, 4, 8, 128, 2)));
+        assert_eq!(sizes(256, 8), Some((6, 16, 4, 8, 64, 1)));
         assert_eq!(sizes(128, 100), None);
     }
 

@@ -134,13 +134,13 @@ impl Kernels {
         Kernels { device, built: HashMap::new() }
     }
 
-    /// Builds those of `keys` that are missing, on all cores.
-    pub fn prepare<'a>(&mut self, keys: impl Iterator<Item = &'a KernelKey>) -> Result<()> {
+    /// Builds those of `keys` that are missing, on all cores. Whether any were.
+    pub fn prepare<'a>(&mut self, keys: impl Iterator<Item = &'a KernelKey>) -> Result<bool> {
         let mut missing: Vec<&KernelKey> = keys.filter(|k| !self.built.contains_key(*k)).collect();
         missing.sort();
         missing.dedup();
         if missing.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let (device, next) = (&self.device, AtomicUsize::new(0));
         let progress = SlowProgress::new(missing.len());
@@ -164,7 +164,7 @@ impl Kernels {
         for (key, pipeline) in results.into_inner().unwrap_or_else(PoisonError::into_inner) {
             self.built.insert(key, pipeline?);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// A pipeline that [`prepare`](Self::prepare) has built.

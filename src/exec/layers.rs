@@ -52,7 +52,7 @@ impl Executor {
         self.reserve_results(pass)?;
         let (graph, layout) = self.workspace.part(Part::Head, pass, ubatch)?;
         let steps = self.workspace.steps(pass, &graph, &layout, None);
-        self.workspace.kernels.prepare(kernels_of(&steps))?;
+        self.profile.is_typical &= !self.workspace.kernels.prepare(kernels_of(&steps))?;
         let (layout, steps) = (&layout, &steps[..]);
         let unit = Unit { pass, graph: &graph, layout, steps, ubatch, frees_slots: false };
         let (workspace, profile) = (&self.workspace, &mut self.profile);
@@ -85,7 +85,7 @@ impl Executor {
             for part in parts(pass) {
                 let (graph, layout) = workspace.part(part, pass, ubatch)?;
                 let steps = workspace.steps(pass, &graph, &layout, self.streamer.as_ref());
-                workspace.kernels.prepare(kernels_of(&steps))?;
+                self.profile.is_typical &= !workspace.kernels.prepare(kernels_of(&steps))?;
             }
         }
         Ok(())

@@ -171,6 +171,8 @@ pub(super) struct Profile {
     compute: Vec<Interval>,
     stats: StreamStats,
     trace: Option<Spans>,
+    /// Whether the pass takes what its like will: none of its kernels had to be compiled.
+    pub(super) is_typical: bool,
 }
 
 impl Profile {
@@ -187,6 +189,7 @@ impl Profile {
             compute: Vec::new(),
             stats: StreamStats::default(),
             trace: tracing.then(Spans::default),
+            is_typical: true,
         })
     }
 
@@ -197,6 +200,7 @@ impl Profile {
 
     /// Forgets the copies of the last pass. Nothing is pending.
     pub(super) fn begin_pass(&mut self) -> Result<()> {
+        self.is_typical = true;
         let age = self.calibration.map_or(Duration::ZERO, |c| c.instant.elapsed());
         if age > MAX_DRIFT {
             self.calibration = self.device.calibration()?;
@@ -259,7 +263,9 @@ impl Profile {
         let streamed_bytes: u64 = self.copy_times.copies.iter().map(|c| c.bytes).sum();
         let direct_bytes_of = |&n: &u32| streamer.as_deref().map_or(0, |s| s.direct_bytes(n));
         let direct_bytes = ubatches.iter().map(direct_bytes_of).sum();
-        if let (Some(streamer), Some(&n_tokens)) = (streamer, ubatches.first()) {
+        if let (Some(streamer), Some(&n_tokens), true) =
+            (streamer, ubatches.first(), self.is_typical)
+        {
             let bytes = streamed_bytes + direct_bytes;
             streamer.learn_pass(n_tokens, bytes, wall.as_nanos() as u64);
         }

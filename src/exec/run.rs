@@ -250,7 +250,7 @@ impl Executor {
             }
         }
         let steps = self.workspace.steps(pass, &graph, &layout, self.streamer.as_ref());
-        self.workspace.kernels.prepare(kernels_of(&steps))?;
+        self.profile.is_typical &= !self.workspace.kernels.prepare(kernels_of(&steps))?;
         let (layout, steps) = (&layout, &steps[..]);
         let unit = Unit { pass, graph: &graph, layout, steps, ubatch: 0, frees_slots: true };
         let (workspace, profile) = (&self.workspace, &mut self.profile);
