@@ -138,17 +138,12 @@ static ATTENTION_SIZES: [MatrixSizes; 16 * ATTENTION_SHAPES.len()] = {
 
 /// Sizes of attention for few tokens that differ from the chosen ones in one thing.
 fn decode_attention_sizes(chosen: DecodeAttention) -> impl Iterator<Item = DecodeAttention> {
-    let DecodeAttention { subgroups, rows, key_runs, loads, cells, enough, .. } = chosen;
+    let DecodeAttention { rows, keys, enough, .. } = chosen;
     let others = [
-        DecodeAttention { subgroups: (subgroups / 2).max(1), ..chosen },
         DecodeAttention { rows: (rows / 2).max(1), ..chosen },
-        DecodeAttention { key_runs: (key_runs / 2).max(1), ..chosen },
-        DecodeAttention { key_runs: key_runs * 2, ..chosen },
-        DecodeAttention { key_runs: key_runs * 4, ..chosen },
-        DecodeAttention { loads: (loads / 2).max(1), ..chosen },
-        DecodeAttention { loads: loads * 2, ..chosen },
-        DecodeAttention { cells: cells / 2, ..chosen },
-        DecodeAttention { cells: cells * 2, ..chosen },
+        DecodeAttention { keys: (keys / 2).max(1), ..chosen },
+        DecodeAttention { keys: 1, ..chosen },
+        DecodeAttention { keys: keys * 2, ..chosen },
         DecodeAttention { enough: enough / 2, ..chosen },
         DecodeAttention { enough: enough * 2, ..chosen },
     ];

@@ -149,7 +149,7 @@ fn attention(t: &Tuning, n_tokens: u32) -> Choice {
             op: "attention",
             rows,
             kernel: "flash_decode".into(),
-            tile: format!("{} rows, {} subgroups, {} keys ahead", v.rows, v.subgroups, v.keys),
+            tile: format!("{} rows, a subgroup each, {} keys ahead", v.rows, v.keys),
             workgroup: v.local,
             why: "as fast as the cache is read".into(),
         };

@@ -217,17 +217,14 @@ impl Tuning {
     pub fn few_tokens(&self) -> String {
         let (v, a) = (self.mat_vec, self.decode_attention);
         format!(
-            "integers from {} rows, {} subgroups, {} rows, {} words, {} groups; attention {} subgroups, {} rows, {} runs of a key, {} loads, {} cells, {} groups",
+            "integers from {} rows, {} subgroups, {} rows, {} words, {} groups; attention {} rows, {} keys, {} groups",
             v.int16_rows.map_or("no".into(), |rows| rows.to_string()),
             v.subgroups,
             v.rows,
             v.words,
             v.groups,
-            a.subgroups,
             a.rows,
-            a.key_runs,
-            a.loads,
-            a.cells,
+            a.keys,
             a.enough
         )
     }

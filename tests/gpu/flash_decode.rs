@@ -26,15 +26,7 @@ const HEADS: Heads = Heads {
     norms: (true, true),
     rope: Some((Pairing::Halves, 64, 0)),
     // The subgroup is the device's.
-    sizes: DecodeAttention {
-        subgroup: 0,
-        subgroups: 2,
-        rows: 4,
-        key_runs: 2,
-        loads: 2,
-        cells: 64,
-        enough: 0,
-    },
+    sizes: DecodeAttention { subgroup: 0, rows: 4, keys: 2, enough: 0 },
 };
 
 /// Heads that are not turned and have no norm.
@@ -113,8 +105,8 @@ fn window_softcap_sinks() {
 
 #[test]
 fn other_sizes() {
-    for (subgroups, rows, loads) in [(1, 8, 1), (4, 1, 2), (3, 16, 1), (2, 3, 3)] {
-        let sizes = DecodeAttention { subgroups, rows, loads, ..HEADS.sizes };
+    for (rows, keys) in [(8, 1), (1, 2), (16, 1), (3, 3)] {
+        let sizes = DecodeAttention { rows, keys, ..HEADS.sizes };
         for heads in [(16, 1), (6, 2)] {
             let case = Case { heads, n_splits: 2, n_tokens: 2, n_kv: 90, ..PLAIN };
             check(case, Heads { sizes, ..HEADS });
@@ -122,10 +114,10 @@ fn other_sizes() {
     }
 }
 
-/// Rows, subgroups, loads and cells of GPUs.
+/// Rows and keys of GPUs.
 #[test]
 fn large_workgroups() {
-    let sizes = DecodeAttention { subgroups: 8, rows: 8, loads: 8, cells: 256, ..HEADS.sizes };
+    let sizes = DecodeAttention { rows: 8, keys: 4, ..HEADS.sizes };
     let of = Heads { rope: Some((Pairing::Halves, 128, 0)), sizes, ..HEADS };
     let case = Case { head: (128, 128), heads: (16, 2), types: (F16, F16), ..PLAIN };
     for n_kv in [1, 40, 1100] {
@@ -134,22 +126,7 @@ fn large_workgroups() {
     }
 }
 
-/// As few lanes a key as one, as many as the subgroup has.
-#[test]
-fn lanes_of_a_key() {
-    for key_runs in [1, 2, 4, 8, 16] {
-        let sizes = DecodeAttention { key_runs, rows: 3, loads: 4, cells: 16, ..HEADS.sizes };
-        for head in [(64, 64), (72, 40), (128, 64)] {
-            let of = Heads { rope: Some((Pairing::Adjacent, 40, 8)), sizes, ..HEADS };
-            check(
-                Case { head, heads: (6, 2), n_tokens: 2, n_kv: 75, types: (F16, F16), ..PLAIN },
-                of,
-            );
-        }
-    }
-}
-
-/// Heads so short that a subgroup has several groups of lanes, each with fewer lanes than rows.
+/// Heads so short that a subgroup has several groups of lanes.
 const SHORT: Case = Case { head: (16, 16), types: (F16, F16), ..PLAIN };
 const F16: KvType = KvType::F16;
 
@@ -159,9 +136,9 @@ fn short(sizes: DecodeAttention) -> Heads {
 }
 
 #[test]
-fn chunks_and_their_borders() {
-    for (cells, loads, case) in [(1, 1, SHORT), (32, 2, SHORT), (16, 1, SHORT), (16, 2, PLAIN)] {
-        let of = short(DecodeAttention { cells, loads, rows: 8, ..HEADS.sizes });
+fn rounds_and_their_borders() {
+    for (keys, case) in [(1, SHORT), (2, SHORT), (3, SHORT), (2, PLAIN)] {
+        let of = short(DecodeAttention { keys, rows: 8, ..HEADS.sizes });
         for n_kv in [1, 15, 16, 17, 24, 25, 26, 32, 33, 49, 130] {
             check(Case { n_kv, ..case }, of);
             check(Case { n_kv: n_kv + 7, n_tokens: 8, n_splits: 3, ..case }, of);
@@ -171,8 +148,8 @@ fn chunks_and_their_borders() {
 }
 
 #[test]
-fn chunks_that_some_rows_do_not_see() {
-    let of = short(DecodeAttention { cells: 4, rows: 8, ..HEADS.sizes });
+fn rounds_that_some_rows_do_not_see() {
+    let of = short(DecodeAttention { keys: 1, rows: 8, ..HEADS.sizes });
     for n_splits in [1, 3] {
         for window in [1, 2, 7, 8, 9, 20, 64] {
             // Eight tokens, one row each; or four heads each.
@@ -186,7 +163,7 @@ fn chunks_that_some_rows_do_not_see() {
 #[test]
 fn all_numbers_of_rows() {
     for rows in 1..=8 {
-        let of = short(DecodeAttention { rows: rows as u32, cells: 16, ..HEADS.sizes });
+        let of = short(DecodeAttention { rows: rows as u32, ..HEADS.sizes });
         // As the rows of one head, and as blocks, the last of which may be short.
         let case = Case { n_kv: 50, ..SHORT };
         check(Case { heads: (rows, 1), n_splits: 2, ..case }, of);
@@ -269,13 +246,8 @@ impl Fused {
             self.case.types.1 as u32,
             tile.rows,
             tile.lanes,
-            tile.key_lanes,
             tile.keys,
-            tile.values,
-            tile.cells,
             tile.n_tokens,
-            tile.subgroups,
-            tile.slots,
             u32::from(self.case.sinks),
             u32::from(self.heads.norms.0),
             u32::from(self.heads.norms.1),
