@@ -13,9 +13,8 @@
 // cache of all. The workgroup prepares its rows itself, and the new cells of its split, which are converted to
 // the cache's type, stored, and kept in shared memory as what was stored: nothing waits for anything. A cell is
 // LANES lanes wide, each with 8 dimensions at a time, so that every load is 16 bytes of a whole row; each such
-// group of lanes has a maximum and sums of its own, and KEYS cells on their way, a subgroup a round of them. Old
-// and new cells have rounds of their own: the first of a split is filled up in front, the last behind. Splits are
-// joined by the last workgroup that is done, in their order.
+// group of lanes has a maximum and sums of its own, and KEYS cells on their way, a subgroup a round of them: while
+// a round is added, the next one comes. Splits are joined by the last workgroup that is done, in their order.
 //
 // With few tokens this is code that runs once, in few workgroups: what it takes is how long it is. So subgroups
 // have one row each, although several would need fewer loads and conversions (H200, one token of 8 heads a kv
@@ -62,11 +61,9 @@ layout(push_constant, scalar) uniform Push {
 layout(binding = 0, std430) readonly buffer Q { vec4 q[]; };
 layout(binding = 1, std430) readonly buffer K { vec4 k[]; };
 layout(binding = 2, std430) readonly buffer V { vec4 v[]; };
-layout(binding = 3, std430) readonly buffer KV4 { vec4 k_v4[]; };
 layout(binding = 3, std430) readonly buffer KU4 { uvec4 k_u4[]; };
 layout(binding = 3, scalar) buffer KU16 { uint16_t k_u16[]; };
 layout(binding = 3, scalar) writeonly buffer KF32 { float k_f32[]; };
-layout(binding = 4, std430) readonly buffer VV4 { vec4 v_v4[]; };
 layout(binding = 4, std430) readonly buffer VU4 { uvec4 v_u4[]; };
 layout(binding = 4, scalar) buffer VU16 { uint16_t v_u16[]; };
 layout(binding = 4, scalar) writeonly buffer VF32 { float v_f32[]; };
@@ -77,8 +74,8 @@ layout(binding = 7, scalar) coherent buffer Partial { float partial[]; };
 layout(binding = 8, scalar) coherent buffer Status { uint status[]; };
 #include "last_group.glsl"
 
-KV_DECODER(k_decode, K_TYPE, k_v4, k_u4, k_u16)
-KV_DECODER(v_decode, V_TYPE, v_v4, v_u4, v_u16)
+KV_LOADER(k_load, K_TYPE, k_u4, k_u16)
+KV_LOADER(v_load, V_TYPE, v_u4, v_u16)
 
 const uint MAX_SPLITS = 64;
 const uint JOINED_AT_ONCE = 16; // splits whose results are on their way
@@ -93,6 +90,8 @@ const uint V_RUNS = (HEAD_V / 8 + LANES - 1) / LANES;
 
 const uint LOCAL = gl_WorkGroupSize.x;
 const uint SUBGROUP = LOCAL / ROWS;
+const uint K_RAW = kv_raw_vecs(K_TYPE);
+const uint V_RAW = kv_raw_vecs(V_TYPE);
 const uint GROUPS = SUBGROUP / LANES; // groups of lanes of a subgroup
 const uint ROUND = KEYS * GROUPS;     // cells of a subgroup at a time
 
@@ -243,34 +242,29 @@ vec4 o[V_RUNS][2]; // of the lane's cells: sum(exp(s - m) v)
 float m;           // their largest score
 float l;           // sum(exp(s - m))
 
-// The cell of key j for this group of lanes in the round from cell `first` on, and one of the split near it.
-int cell_of(int first, uint j) { return first + int(j * GROUPS + key_group()); }
-uint near_cell(int first, uint j) { return uint(clamp(cell_of(first, j), 0, n_cells - 1)); }
+// What a round has of the cache, as it is there.
+uvec4 raw_keys[KEYS][K_RUNS][K_RAW];
+uvec4 raw_values[KEYS][V_RUNS][V_RAW];
 
-// Defines NAME(first, out x): the lane's runs of the keys or values of the round from cell `first` on, which
-// are all in the cache or all new.
-#define CELL_LOADER(NAME, DECODE, TYPE, HEAD, RUNS, NEW_AT)                                                \
-    void NAME(int first, out vec4 x[KEYS][RUNS][2]) {                                                      \
-        if (first < n_old) {                                                                               \
-            [[unroll]] for (uint j = 0; j < KEYS; j++) {                                                   \
-                uint row = (begin + near_cell(first, j)) * p.n_kv_head + gl_WorkGroupID.y;                 \
-                [[unroll]] for (uint c = 0; c < RUNS; c++) {                                               \
-                    uint i = run_of(c, HEAD / 8) * 8;                                                      \
-                    DECODE(row * kv_row_bytes(TYPE, HEAD), i, x[j][c][0], x[j][c][1]);                     \
-                }                                                                                          \
-            }                                                                                              \
-        } else {                                                                                           \
-            [[unroll]] for (uint j = 0; j < KEYS; j++) {                                                   \
-                uint at = NEW_AT + (near_cell(first, j) - n_old) * (HEAD / 4);                             \
-                [[unroll]] for (uint c = 0; c < RUNS; c++) {                                               \
-                    x[j][c][0] = pool[at + run_of(c, HEAD / 8) * 2];                                       \
-                    x[j][c][1] = pool[at + run_of(c, HEAD / 8) * 2 + 1];                                   \
+// The cell of key j for this group of lanes in the round from cell `first` on.
+uint cell_of(uint first, uint j) { return first + j * GROUPS + key_group(); }
+
+// Defines NAME(first): the lane's runs of the keys or values of the round of old cells from `first` on, past the
+// end the last cell again.
+#define ROUND_LOADER(NAME, TO, LOAD, TYPE, HEAD, RUNS, RAW)                                                \
+    void NAME(uint first) {                                                                                \
+        [[unroll]] for (uint j = 0; j < KEYS; j++) {                                                       \
+            uint cell = min(cell_of(first, j), uint(n_old) - 1);                                           \
+            uint row = ((begin + cell) * p.n_kv_head + gl_WorkGroupID.y) * kv_row_bytes(TYPE, HEAD);       \
+            [[unroll]] for (uint c = 0; c < RUNS; c++) {                                                   \
+                [[unroll]] for (uint h = 0; h < RAW; h++) {                                                \
+                    TO[j][c][h] = LOAD(row, run_of(c, HEAD / 8) * 8, h);                                   \
                 }                                                                                          \
             }                                                                                              \
         }                                                                                                  \
     }
-CELL_LOADER(load_keys, k_decode, K_TYPE, HEAD_K, K_RUNS, NEW_K_AT)
-CELL_LOADER(load_values, v_decode, V_TYPE, HEAD_V, V_RUNS, NEW_V_AT)
+ROUND_LOADER(load_keys, raw_keys, k_load, K_TYPE, HEAD_K, K_RUNS, K_RAW)
+ROUND_LOADER(load_values, raw_values, v_load, V_TYPE, HEAD_V, V_RUNS, V_RAW)
 
 // The row's score of a key: all lanes of the key have it.
 float score(vec4 key[K_RUNS][2]) {
@@ -285,20 +279,8 @@ float score(vec4 key[K_RUNS][2]) {
     return p.softcap != 0.0 ? p.softcap * exact_tanh(s / p.softcap) : s;
 }
 
-// Adds the round from cell `first` on. The row sees cells seen.x to seen.y.
-void add_round(int first, ivec2 seen) {
-    vec4 key[KEYS][K_RUNS][2];
-    vec4 value[KEYS][V_RUNS][2];
-    load_keys(first, key);
-    load_values(first, value);
-    float s[KEYS];
-    float top = m;
-    [[unroll]] for (uint j = 0; j < KEYS; j++) {
-        bool is_seen = seen.x <= cell_of(first, j) && cell_of(first, j) <= seen.y;
-        s[j] = score(key[j]);
-        s[j] = is_seen ? s[j] : MASKED;
-        top = max(top, s[j]);
-    }
+// The largest score so far becomes `top`, at least what it was.
+void raise(float top) {
     float keep = exp(m - top);
     m = top;
     l *= keep;
@@ -306,17 +288,67 @@ void add_round(int first, ivec2 seen) {
         o[c][0] *= keep;
         o[c][1] *= keep;
     }
-    [[unroll]] for (uint j = 0; j < KEYS; j++) {
-        float weight = s[j] == MASKED ? 0.0 : exp(s[j] - m);
-        l += weight;
-        [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
-            o[c][0] += weight * value[j][c][0];
-            o[c][1] += weight * value[j][c][1];
-        }
+}
+
+// Adds a value with its score, which is no more than m.
+void add_value(float s, vec4 value[V_RUNS][2]) {
+    float weight = s == MASKED ? 0.0 : exp(s - m);
+    l += weight;
+    [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
+        o[c][0] += weight * value[c][0];
+        o[c][1] += weight * value[c][1];
     }
 }
 
-// Rounds of cells from the cache, then of new ones.
+bool sees(ivec2 seen, uint cell) { return seen.x <= int(cell) && int(cell) <= seen.y; }
+
+// Adds the round of old cells from `first` on, which was loaded, and loads the next.
+void add_round(uint first, ivec2 seen) {
+    float s[KEYS];
+    float top = m;
+    [[unroll]] for (uint j = 0; j < KEYS; j++) {
+        vec4 key[K_RUNS][2];
+        [[unroll]] for (uint c = 0; c < K_RUNS; c++) {
+            uint i = run_of(c, HEAD_K / 8) * 8;
+            kv_decode8(K_TYPE, i, raw_keys[j][c][0], raw_keys[j][c][K_RAW - 1], key[c][0], key[c][1]);
+        }
+        s[j] = score(key);
+        s[j] = sees(seen, cell_of(first, j)) ? s[j] : MASKED;
+        top = max(top, s[j]);
+    }
+    load_keys(first + ROUND);
+    raise(top);
+    [[unroll]] for (uint j = 0; j < KEYS; j++) {
+        vec4 value[V_RUNS][2];
+        [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
+            uint i = run_of(c, HEAD_V / 8) * 8;
+            kv_decode8(V_TYPE, i, raw_values[j][c][0], raw_values[j][c][V_RAW - 1], value[c][0], value[c][1]);
+        }
+        add_value(s[j], value);
+    }
+    load_values(first + ROUND);
+}
+
+// Adds new cells from the first + 1st on, one for each group of lanes.
+void add_new(uint first, ivec2 seen) {
+    uint i = min(first + key_group(), n_new() - 1);
+    vec4 key[K_RUNS][2];
+    vec4 value[V_RUNS][2];
+    [[unroll]] for (uint c = 0; c < K_RUNS; c++) {
+        uint at = NEW_K_AT + i * K4 + run_of(c, HEAD_K / 8) * 2;
+        key[c] = vec4[2](pool[at], pool[at + 1]);
+    }
+    [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
+        uint at = NEW_V_AT + i * V4 + run_of(c, HEAD_V / 8) * 2;
+        value[c] = vec4[2](pool[at], pool[at + 1]);
+    }
+    float s = score(key);
+    s = sees(seen, uint(n_old) + first + key_group()) ? s : MASKED;
+    raise(max(m, s));
+    add_value(s, value);
+}
+
+// The cells of the cache, of which the first round is loaded, then the new ones.
 void add_all_cells() {
     uint row = gl_SubgroupID;
     [[unroll]] for (uint c = 0; c < K_RUNS; c++) {
@@ -333,22 +365,19 @@ void add_all_cells() {
         l = 1.0;
     }
     uint position = positions[token_of(row)];
-    ivec2 seen = ivec2(max(int(window_start(position) - begin), 0), min(int(position - begin), n_cells - 1));
-    uint n_old_rounds = (uint(n_old) + ROUND - 1) / ROUND;
-    uint n_rounds = n_old_rounds + (n_new() + ROUND - 1) / ROUND;
-    for (uint i = 0; i < n_rounds; i++) {
-        add_round(n_old + (int(i) - int(n_old_rounds)) * int(ROUND), seen);
+    int first_seen = max(int(window_start(position) - begin), 0);
+    for (uint first = 0; first < uint(n_old); first += ROUND) {
+        add_round(first, ivec2(first_seen, n_old - 1));
+    }
+    for (uint first = 0; first < n_new(); first += GROUPS) {
+        add_new(first, ivec2(first_seen, min(int(position - begin), n_cells - 1)));
     }
     // Joins the groups of lanes; all of them have the result.
     for (uint offset = LANES; offset < SUBGROUP; offset *= 2) {
-        float top = max(m, subgroupShuffleXor(m, offset));
-        float keep = exp(m - top);
-        m = top;
-        l *= keep;
+        raise(max(m, subgroupShuffleXor(m, offset)));
         l += subgroupShuffleXor(l, offset);
         [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
             [[unroll]] for (uint h = 0; h < 2; h++) {
-                o[c][h] *= keep;
                 o[c][h] += subgroupShuffleXor(o[c][h], offset);
             }
         }
@@ -430,6 +459,10 @@ void main() {
     n_rows = p.n_tokens * head_group;
     first_row = gl_WorkGroupID.x * ROWS;
     find_cells();
+    if (n_old > 0) {
+        load_keys(0);
+        load_values(0);
+    }
     prepare();
     encode(false);
     encode(true);

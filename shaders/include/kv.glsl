@@ -76,3 +76,34 @@ void kv_unpack8(uint type, uint i, uint scale, uvec4 w, out vec4 lo, out vec4 hi
             kv_unpack8(TYPE, i, uint(U16[at.x]), uvec4(low, high), lo, hi);                                \
         }                                                                                                  \
     }
+
+// In two steps, so that many loads are on their way before the first is used: KV_LOADER defines
+// NAME(row_byte, i, half), vec4 `half` of kv_raw_vecs(TYPE) with values i .. i+7 as they are; kv_decode8 takes
+// the first and the last of them.
+#define kv_raw_vecs(TYPE) ((TYPE) == KV_F32 ? 2u : 1u)
+
+#define KV_LOADER(NAME, TYPE, U4, U16)                                                                     \
+    uvec4 NAME(uint row_byte, uint i, uint half_of_8) {                                                    \
+        if (TYPE == KV_F32) {                                                                              \
+            return U4[row_byte / 16 + i / 4 + half_of_8];                                                  \
+        }                                                                                                  \
+        if (TYPE == KV_F16) {                                                                              \
+            return U4[row_byte / 16 + i / 8];                                                              \
+        }                                                                                                  \
+        uvec2 at = kv_place8(TYPE, row_byte, i);                                                           \
+        uint lo = uint(U16[at.y]) | uint(U16[at.y + 1]) << 16;                                             \
+        uint hi = uint(U16[at.y + 2]) | uint(U16[at.y + 3]) << 16;                                         \
+        return uvec4(lo, hi, uint(U16[at.x]), 0);                                                          \
+    }
+
+void kv_decode8(uint type, uint i, uvec4 first, uvec4 last, out vec4 lo, out vec4 hi) {
+    if (type == KV_F32) {
+        lo = uintBitsToFloat(first);
+        hi = uintBitsToFloat(last);
+    } else if (type == KV_F16) {
+        lo = vec4(unpackHalf2x16(first.x), unpackHalf2x16(first.y));
+        hi = vec4(unpackHalf2x16(first.z), unpackHalf2x16(first.w));
+    } else {
+        kv_unpack8(type, i, first.z, uvec4(first.x, 0, first.y, 0), lo, hi);
+    }
+}
