@@ -32,7 +32,7 @@ uint64_t row_offset[ROWS];
 uint first_slot; // of the token
 uint slot_units; // of one expert's row
 
-// By lane: the units of a batch are of several experts.
+// By lane: the units on their way are of several experts.
 Unit row_unit(uint r, uint u) {
     uint slot = u / slot_units;
     uint64_t expert = U64s(p.table).u[ids[first_slot + slot]];
@@ -79,7 +79,7 @@ void main() {
         clear_sums();
         for (uint first = 0; first < n_units; first += CHUNK_UNITS) {
             uint end = min(first + CHUNK_UNITS, n_units);
-            load_batch(first, end);
+            load_first(first, end);
             if (n_units > CHUNK_UNITS || block == first_block) {
                 barrier(); // earlier readers of the tile
                 stage(first * 8, (end - first) * 8);

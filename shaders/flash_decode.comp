@@ -17,8 +17,7 @@
 // a round is added, the next one comes. Splits are joined by the last workgroup that is done, in their order.
 //
 // With few tokens this is code that runs once, in few workgroups: what it takes is how long it is. So subgroups
-// have one row each, although several would need fewer loads and conversions (H200, one token of 8 heads a kv
-// head: half the time at an empty context, and a third less at 8192 cells).
+// have one row each, although several would need fewer loads and conversions.
 //
 // Bindings: 0 q [n_tokens][n_head][HEAD_K], 1 k [n_tokens][n_kv_head][HEAD_K], 2 v likewise with HEAD_V,
 //   3 and 4 the caches of keys and values (see kv.glsl), 5 positions u32[n_tokens], one after the other,
@@ -279,8 +278,11 @@ float score(vec4 key[K_RUNS][2]) {
     return p.softcap != 0.0 ? p.softcap * exact_tanh(s / p.softcap) : s;
 }
 
-// The largest score so far becomes `top`, at least what it was.
+// The largest score so far becomes `top`, if that is more.
 void raise(float top) {
+    if (top <= m) {
+        return;
+    }
     float keep = exp(m - top);
     m = top;
     l *= keep;
@@ -344,7 +346,7 @@ void add_new(uint first, ivec2 seen) {
     }
     float s = score(key);
     s = sees(seen, uint(n_old) + first + key_group()) ? s : MASKED;
-    raise(max(m, s));
+    raise(s);
     add_value(s, value);
 }
 
@@ -374,7 +376,7 @@ void add_all_cells() {
     }
     // Joins the groups of lanes; all of them have the result.
     for (uint offset = LANES; offset < SUBGROUP; offset *= 2) {
-        raise(max(m, subgroupShuffleXor(m, offset)));
+        raise(subgroupShuffleXor(m, offset));
         l += subgroupShuffleXor(l, offset);
         [[unroll]] for (uint c = 0; c < V_RUNS; c++) {
             [[unroll]] for (uint h = 0; h < 2; h++) {
@@ -433,24 +435,34 @@ void find_shares(uint row) {
     }
 }
 
+// Vectors of a row's results by splits, from `first` on; past the end the last one's again.
+void load_parts(uint first, uint at, out vec4 part[JOINED_AT_ONCE]) {
+    [[unroll]] for (uint j = 0; j < JOINED_AT_ONCE; j++) {
+        part[j] = partial4[min(first + j, p.n_splits - 1) * n_out_rows() * V4 + at];
+    }
+}
+
+// Each subgroup joins its row: the first results come while their shares are found.
 void join_splits() {
+    uint row = out_row(gl_SubgroupID) * V4;
+    vec4 part[JOINED_AT_ONCE];
+    load_parts(0, row + min(gl_SubgroupInvocationID, V4 - 1), part);
     find_shares(gl_SubgroupID);
     barrier();
-    for (uint i = invocation(); i < min(ROWS, n_rows - first_row) * V4; i += LOCAL) {
-        uint row = i / V4;
-        uint at = out_row(row) * V4 + i % V4;
+    for (uint i = gl_SubgroupInvocationID; i < V4; i += SUBGROUP) {
         vec4 sum = vec4(0.0);
         for (uint first = 0; first < p.n_splits; first += JOINED_AT_ONCE) {
-            vec4 part[JOINED_AT_ONCE];
-            [[unroll]] for (uint j = 0; j < JOINED_AT_ONCE; j++) {
-                part[j] = partial4[min(first + j, p.n_splits - 1) * n_out_rows() * V4 + at];
+            if (first > 0 || i >= SUBGROUP) {
+                load_parts(first, row + i, part);
             }
             [[unroll]] for (uint j = 0; j < JOINED_AT_ONCE; j++) {
-                float share = split_share[row * MAX_SPLITS + min(first + j, p.n_splits - 1)];
+                float share = split_share[gl_SubgroupID * MAX_SPLITS + min(first + j, p.n_splits - 1)];
                 sum += first + j < p.n_splits ? share * part[j] : vec4(0.0);
             }
         }
-        result[at] = sum;
+        if (first_row + gl_SubgroupID < n_rows) {
+            result[row + i] = sum;
+        }
     }
 }
 

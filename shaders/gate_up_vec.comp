@@ -73,7 +73,7 @@ void main() {
         clear_sums();
         for (uint first = 0; first < n_units; first += CHUNK_UNITS) {
             uint end = min(first + CHUNK_UNITS, n_units);
-            load_batch(first, end);
+            load_first(first, end);
             if (n_units > CHUNK_UNITS || block == first_block) {
                 barrier(); // earlier readers of the tile
                 stage(first * 32, x_row, block == first_block);

@@ -75,12 +75,12 @@ fn markdown_and_progress() {
         ran.err.lines().filter_map(|line| line.strip_prefix("vkmoe bench: ")).collect();
     let expected = [
         "1/2: pp4 @ d3 loading",
-        "1/2: pp4 @ d3 warm-up",
         "1/2: pp4 @ d3 depth",
+        "1/2: pp4 @ d3 warm-up",
         "1/2: pp4 @ d3 run 1/2",
         "1/2: pp4 @ d3 run 2/2",
-        "2/2: tg2 @ d3 warm-up",
         "2/2: tg2 @ d3 depth",
+        "2/2: tg2 @ d3 warm-up",
         "2/2: tg2 @ d3 run 1/2",
         "2/2: tg2 @ d3 run 2/2",
     ];

@@ -1,16 +1,16 @@
 // What kernels for few columns share: weights are read once, by whole units, and multiplied with
 // activations that the workgroup holds in shared memory. Needs common.glsl and weights.glsl.
 //
-// A subgroup owns ROWS weight rows; its lanes take units in strides of the subgroup, UNITS at a time, all
-// loads of which are issued before the first is used: what counts is how many are on their way. For the
-// same reason the first ones are loaded before the activations are staged. Rows longer than CHUNK elements
-// go chunk by chunk.
+// A subgroup owns ROWS weight rows; its lanes take units in strides of the subgroup. UNITS of them are on their
+// way while one is multiplied, by code for one: what counts is how many are on their way, and with few tokens how
+// short the code is. The first ones are loaded before the activations are staged. Rows longer than CHUNK
+// elements go chunk by chunk.
 //
 // What that memory holds is the matter of two files, of which the macro ACTIVATIONS chooses:
 //   void put_x(uint c, uint i, vec4 v)   stores elements 4 i .. 4 i + 3 of a chunk's column c
 //   uint tile_unit(uint u)               where a unit begins, in the tile's first column
-//   void add_run(uint i, uint u, uint j, uint at, bool valid)
-//                                        adds run j of the lane's unit i, which is u of its row and is at `at`
+//   void add_run(uint u, uint j, uint at, bool valid)
+//                                        adds run j of the lane's unit that is next, u of its row and at `at`
 //
 // The includer has the specialization constants COLS, ROWS, UNITS, CHUNK (a multiple of 128); the push
 // constant k; activations in rows of k as x[] and x4[]; and defines
@@ -22,7 +22,7 @@ const uint CHUNK_UNITS = CHUNK / 32;
 Unit row_unit(uint r, uint u);
 uint unit_of_row(uint u);
 
-Unit units[UNITS][ROWS];
+Unit units[UNITS][ROWS]; // the next ones, in their order
 float sums[ROWS][COLS];
 
 void clear_sums() {
@@ -33,16 +33,19 @@ void clear_sums() {
     }
 }
 
-// Lane's unit i of the batch from `first` on; lanes past the end repeat the last one.
-uint batch_unit(uint first, uint i, uint end) {
-    return min(first + i * gl_SubgroupSize + gl_SubgroupInvocationID, end - 1);
+// The lane's unit of those from `first` on; lanes past the end repeat the last one.
+uint lane_unit(uint first, uint end) { return min(first + gl_SubgroupInvocationID, end - 1); }
+
+void load_units(uint i, uint first, uint end) {
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        units[i][r] = row_unit(r, lane_unit(first, end));
+    }
 }
 
-void load_batch(uint first, uint end) {
+// Loads the first of units first..end of all rows.
+void load_first(uint first, uint end) {
     [[unroll]] for (uint i = 0; i < UNITS; i++) {
-        [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            units[i][r] = row_unit(r, batch_unit(first, i, end));
-        }
+        load_units(i, first + i * gl_SubgroupSize, end);
     }
 }
 
@@ -68,23 +71,21 @@ vec4 load_x(uint row, uint i) {
 #include "tile_f32.glsl"
 #endif
 
-// Adds the loaded batch. `tile_first`: the unit with which the tile begins.
-void add_batch(uint first, uint end, uint tile_first) {
-    [[unroll]] for (uint i = 0; i < UNITS; i++) {
-        uint u = batch_unit(first, i, end);
-        bool valid = first + i * gl_SubgroupSize + gl_SubgroupInvocationID < end;
-        uint at = tile_unit(u - tile_first);
-        [[unroll]] for (uint j = 0; j < RUNS; j++) {
-            add_run(i, u, j, at, valid);
-        }
-    }
-}
-
-// Adds units first..end of all rows, of which the first batch is loaded.
+// Adds units first..end of all rows, of which the first are loaded. The tile begins with unit `first`.
 void add_units(uint first, uint end) {
-    add_batch(first, end, first);
-    for (uint next = first + UNITS * gl_SubgroupSize; next < end; next += UNITS * gl_SubgroupSize) {
-        load_batch(next, end);
-        add_batch(next, end, first);
+    for (uint next = first; next < end; next += gl_SubgroupSize) {
+        uint u = lane_unit(next, end);
+        uint at = tile_unit(u - first);
+        [[unroll]] for (uint j = 0; j < RUNS; j++) {
+            add_run(u, j, at, next + gl_SubgroupInvocationID < end);
+        }
+        [[unroll]] for (uint i = 1; i < UNITS; i++) {
+            [[unroll]] for (uint r = 0; r < ROWS; r++) {
+                units[i - 1][r] = units[i][r];
+            }
+        }
+        if (next + UNITS * gl_SubgroupSize < end) {
+            load_units(UNITS - 1, next + UNITS * gl_SubgroupSize, end);
+        }
     }
 }

@@ -19,7 +19,7 @@ vec4 row_q(Unit w, uint u, uint i) {
     return q;
 }
 
-void add_run(uint i, uint u, uint j, uint at, bool valid) {
+void add_run(uint u, uint j, uint at, bool valid) {
     float part[ROWS][COLS];
     float x_sum[COLS];
     [[unroll]] for (uint s = 0; s < 8 / RUNS; s++) {
@@ -30,7 +30,7 @@ void add_run(uint i, uint u, uint j, uint at, bool valid) {
             x_sum[c] = s == 0 ? four : x_sum[c] + four;
         }
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            vec4 q = row_q(units[i][r], u, j * (8 / RUNS) + s);
+            vec4 q = row_q(units[0][r], u, j * (8 / RUNS) + s);
             [[unroll]] for (uint c = 0; c < COLS; c++) {
                 float t = s == 0 ? q.x * x[c].x : part[r][c] + q.x * x[c].x;
                 part[r][c] = ((t + q.y * x[c].y) + q.z * x[c].z) + q.w * x[c].w;
@@ -38,7 +38,7 @@ void add_run(uint i, uint u, uint j, uint at, bool valid) {
         }
     }
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        vec2 scale = unit_scale(units[i][r], u, j);
+        vec2 scale = unit_scale(units[0][r], u, j);
         [[unroll]] for (uint c = 0; c < COLS; c++) {
             float t = scale.x * part[r][c] + scale.y * x_sum[c];
             sums[r][c] += valid ? t : 0.0;

@@ -51,14 +51,14 @@ void put_x(uint c, uint i, vec4 v) {
     }
 }
 
-void add_run(uint i, uint u, uint j, uint at, bool valid) {
+void add_run(uint u, uint j, uint at, bool valid) {
     uint w[ROWS][RUN_WORDS];
     vec2 w_scale[ROWS];
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         [[unroll]] for (uint s = 0; s < RUN_WORDS; s++) {
-            w[r][s] = unit_word(units[i][r], u, j * RUN_WORDS + s);
+            w[r][s] = unit_word(units[0][r], u, j * RUN_WORDS + s);
         }
-        w_scale[r] = unit_scale(units[i][r], u, j);
+        w_scale[r] = unit_scale(units[0][r], u, j);
     }
     [[unroll]] for (uint c = 0; c < COLS; c++) {
         uint column = c * TILE_COLUMN + at;

@@ -2,7 +2,7 @@
 //! tries, and where entries of [`Tuning`]'s tables come from.
 
 use super::attention::{Held, MatrixSizes, Weights, sizes};
-use super::decode_attention::DecodeAttention;
+use super::decode_attention::{CellSizes, DecodeAttention};
 use super::int8::{self, Int8Products};
 use super::mat_vec::{Activations, MatVecSizes};
 use super::matrix::{MatrixTile, tile};
@@ -41,7 +41,7 @@ pub fn candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
 /// code of each kernel anew, which no kernel timed alone shows. Those of products in all combinations. A CPU
 /// gets one: it takes seconds to compile each.
 pub fn few_token_candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
-    const INT16_ROWS: [Option<u32>; 5] = [None, Some(0), Some(16), Some(32), Some(128)];
+    const INT16_ROWS: [Option<u32>; 5] = [None, Some(0), Some(8), Some(16), Some(32)];
     const ROWS_AND_WORDS: [(u32, u32); 6] = [(1, 16), (1, 32), (2, 16), (2, 32), (2, 64), (4, 64)];
     let chosen = tuning.mat_vec;
     let mut products = Vec::new();
@@ -50,6 +50,7 @@ pub fn few_token_candidates(tuning: &Tuning, info: &DeviceInfo) -> Vec<Tuning> {
         products.extend(INT16_ROWS.map(|int16_rows| MatVecSizes { int16_rows, ..chosen }));
     }
     if info.kind != DeviceKind::Cpu {
+        products.extend([1, 2, 4, 8].map(|router_rows| MatVecSizes { router_rows, ..chosen }));
         for ((rows, words), subgroups) in
             ROWS_AND_WORDS.into_iter().flat_map(|r| [4, 8, 16].map(|s| (r, s)))
         {
@@ -138,16 +139,17 @@ static ATTENTION_SIZES: [MatrixSizes; 16 * ATTENTION_SHAPES.len()] = {
 
 /// Sizes of attention for few tokens that differ from the chosen ones in one thing.
 fn decode_attention_sizes(chosen: DecodeAttention) -> impl Iterator<Item = DecodeAttention> {
-    let DecodeAttention { rows, keys, enough, .. } = chosen;
-    let others = [
-        DecodeAttention { rows: (rows / 2).max(1), ..chosen },
-        DecodeAttention { keys: (keys / 2).max(1), ..chosen },
-        DecodeAttention { keys: 1, ..chosen },
-        DecodeAttention { keys: keys * 2, ..chosen },
-        DecodeAttention { enough: enough / 2, ..chosen },
-        DecodeAttention { enough: enough * 2, ..chosen },
-    ];
-    others.into_iter().filter(move |other| *other != chosen)
+    const RUNS_AND_KEYS: [(u32, u32); 7] = [(1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (1, 2), (1, 1)];
+    let DecodeAttention { rows, enough, .. } = chosen;
+    let of_rows = [rows, (rows / 2).max(1)].into_iter().flat_map(move |rows| {
+        RUNS_AND_KEYS.map(|(runs, keys)| {
+            let cells = CellSizes { runs, keys };
+            DecodeAttention { rows, short: cells, long: cells, ..chosen }
+        })
+    });
+    let of_groups = [enough / 2, enough * 2].map(|enough| DecodeAttention { enough, ..chosen });
+    let others = of_rows.chain(of_groups);
+    others.filter(move |other| *other != chosen)
 }
 
 /// Sizes for few rows of x that differ from the chosen ones in one thing.

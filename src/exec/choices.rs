@@ -143,7 +143,7 @@ fn few(t: &Tuning) -> Vec<Choice> {
 fn attention(t: &Tuning, n_tokens: u32) -> Choice {
     let shape = AttentionShape { head_k: HEAD, head_v: HEAD, rows: n_tokens * HEADS };
     let rows = format!("tokens: {n_tokens} (heads of {HEAD}, cache f16)");
-    let few = t.decode_attention.tile(shape, n_tokens).filter(|_| n_tokens == 1);
+    let few = t.decode_attention.tile(shape, n_tokens, true).filter(|_| n_tokens == 1);
     if let Some(v) = few {
         return Choice {
             op: "attention",

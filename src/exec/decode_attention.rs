@@ -21,6 +21,15 @@ const SHARED_BYTES: u32 = 32768;
 /// What the shader has in it for counters.
 const COUNTER_BYTES: u32 = 16;
 
+/// How a subgroup goes over cells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellSizes {
+    /// Runs of 8 dimensions that a lane has of a cell: the more, the fewer lanes find a score together.
+    pub runs: u32,
+    /// Cells that a group of lanes has on their way.
+    pub keys: u32,
+}
+
 /// What a device is good at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeAttention {
@@ -28,8 +37,10 @@ pub struct DecodeAttention {
     pub subgroup: u32,
     /// Rows of a workgroup at most, which is its subgroups.
     pub rows: u32,
-    /// Cells that a group of lanes has on their way.
-    pub keys: u32,
+    /// Where the cells are not split.
+    pub short: CellSizes,
+    /// Where they are.
+    pub long: CellSizes,
     /// Workgroups that fill the device.
     pub enough: u32,
 }
@@ -58,13 +69,25 @@ impl DecodeAttention {
         let most = |rows: u32| (info.limits.workgroup_invocations / subgroup).clamp(1, rows);
         match info.kind {
             // Code that is compiled is what costs.
-            DeviceKind::Cpu => DecodeAttention { subgroup, rows: most(4), keys: 1, enough: 4 },
-            _ => DecodeAttention { subgroup, rows: most(8), keys: 4, enough: 264 },
+            DeviceKind::Cpu => {
+                let cells = CellSizes { runs: 2, keys: 1 };
+                DecodeAttention { subgroup, rows: most(4), short: cells, long: cells, enough: 4 }
+            }
+            // Short code where there is little to do; where there is much, few instructions a cell.
+            _ => DecodeAttention {
+                subgroup,
+                rows: most(8),
+                short: CellSizes { runs: 1, keys: 2 },
+                long: CellSizes { runs: 2, keys: 4 },
+                enough: 264,
+            },
         }
     }
 
-    /// The tile for `n_tokens` with as many rows as shared memory has room for, if for any.
-    pub fn tile(&self, shape: AttentionShape, n_tokens: u32) -> Option<DecodeTile> {
+    /// The tile for `n_tokens` with as many rows as shared memory has room for, if for any. `split`: whether the
+    /// cells are.
+    pub fn tile(&self, shape: AttentionShape, n_tokens: u32, split: bool) -> Option<DecodeTile> {
+        let cells = if split { self.long } else { self.short };
         let new_bytes = n_tokens * (shape.head_k + shape.head_v) * 4;
         let left = SHARED_BYTES.checked_sub(new_bytes + COUNTER_BYTES)?;
         let most = (left / (shape.head_k * 4 + MAX_SPLITS * 4)).min(self.rows);
@@ -73,11 +96,12 @@ impl DecodeAttention {
         }
         let row_blocks = shape.rows.div_ceil(most);
         let rows = shape.rows.div_ceil(row_blocks);
+        let head_runs = shape.head_k.max(shape.head_v) / RUN;
         Some(DecodeTile {
             local: self.subgroup * rows,
             rows,
-            lanes: (shape.head_k.max(shape.head_v) / RUN).next_power_of_two().min(self.subgroup),
-            keys: self.keys,
+            lanes: head_runs.div_ceil(cells.runs).next_power_of_two().min(self.subgroup),
+            keys: cells.keys,
             n_tokens,
             row_blocks,
         })
@@ -131,7 +155,13 @@ impl DecodeTile {
 mod tests {
     use super::*;
 
-    const GPU: DecodeAttention = DecodeAttention { subgroup: 32, rows: 8, keys: 4, enough: 264 };
+    const GPU: DecodeAttention = DecodeAttention {
+        subgroup: 32,
+        rows: 8,
+        short: CellSizes { runs: 1, keys: 2 },
+        long: CellSizes { runs: 4, keys: 1 },
+        enough: 264,
+    };
 
     #[test]
     fn tiles_fit_the_rows() {
@@ -140,7 +170,7 @@ mod tests {
                 for rows in 1..=64 {
                     let gpu = DecodeAttention { subgroup, ..GPU };
                     let shape = AttentionShape { head_k: head, head_v: head, rows };
-                    let Some(tile) = gpu.tile(shape, 4) else { continue };
+                    let Some(tile) = gpu.tile(shape, 4, true) else { continue };
                     assert!(tile.rows * tile.row_blocks >= rows && (1..=8).contains(&tile.rows));
                     assert!(tile.lanes <= subgroup && tile.lanes.is_power_of_two());
                     assert_eq!(tile.local, tile.rows * subgroup);
@@ -155,19 +185,19 @@ mod tests {
     fn rows_give_way_to_new_cells() {
         let sizes = |head, n_tokens| {
             let shape = AttentionShape { head_k: head, head_v: head, rows: 8 * n_tokens };
-            GPU.tile(shape, n_tokens).map(|t| (t.rows, t.lanes, t.row_blocks))
+            GPU.tile(shape, n_tokens, true).map(|t| (t.rows, t.lanes, t.row_blocks))
         };
-        assert_eq!(sizes(128, 1), Some((8, 16, 1)));
-        assert_eq!(sizes(128, 8), Some((8, 16, 8)));
-        assert_eq!(sizes(256, 1), Some((8, 32, 1)));
-        assert_eq!(sizes(512, 7), Some((1, 32, 56)));
+        assert_eq!(sizes(128, 1), Some((8, 4, 1)));
+        assert_eq!(sizes(128, 8), Some((8, 4, 8)));
+        assert_eq!(sizes(256, 1), Some((8, 8, 1)));
+        assert_eq!(sizes(512, 7), Some((1, 16, 56)));
         assert_eq!(sizes(128, 100), None);
     }
 
     #[test]
     fn splits_fill_the_device() {
         let shape = AttentionShape { head_k: 128, head_v: 128, rows: 8 };
-        let Some(tile) = GPU.tile(shape, 1) else { panic!("a tile for one token") };
+        let Some(tile) = GPU.tile(shape, 1, true) else { panic!("a tile for one token") };
         assert_eq!(GPU.n_splits(tile, 4, 60), 1);
         assert_eq!(GPU.n_splits(tile, 4, 700), 8);
         assert_eq!(GPU.n_splits(tile, 8, 8192), 33);

@@ -27,7 +27,7 @@ const CHUNK_STEP_BYTES: u32 = CHUNK_STEP * 4 + CHUNK_STEP / 32 * 16;
 /// Lanes that find the scale of integers together.
 const SCALE_LANES: u32 = 2;
 /// Weight rows of a workgroup from which on it pays to make integers: each workgroup does so for itself. H200:
-/// with 8 rows products are slower by a fifth, with 32 faster by a seventh.
+/// with 8 rows products are about as fast, with 32 faster by a fifth.
 pub const INT16_ROWS: u32 = 16;
 /// Shared memory of a workgroup for activations: several workgroups are to fit side by side.
 const TILE_BYTES: u32 = 28 << 10;
@@ -136,9 +136,8 @@ impl MatVecSizes {
                 int16_rows,
                 subgroup,
                 subgroups: subgroups(256),
-                // Short code: a pass has to fetch each kernel's anew. H200: 242 tokens a second with 4 rows
-                // and 64 words, 253 with 2 and 32, 282 with these, though alone none of them is faster.
-                rows: 1,
+                // Short code: a pass has to fetch each kernel's anew (benches/RESULTS.md).
+                rows: 2,
                 words: 16,
                 sums: 16,
                 enough: 256,

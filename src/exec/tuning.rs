@@ -185,7 +185,7 @@ impl Tuning {
 
     /// The tile of fused attention for few tokens.
     fn decode_tile(&self, a: &AttentionParams, n_tokens: u32) -> Option<DecodeTile> {
-        let tile = self.decode_attention.tile(attention_shape(a, n_tokens), n_tokens)?;
+        let tile = self.decode_attention.tile(attention_shape(a, n_tokens), n_tokens, true)?;
         let counters = tile.row_blocks * a.n_head_kv;
         (self.is_few(n_tokens) && counters <= MAX_COUNTERS).then_some(tile)
     }
@@ -217,14 +217,18 @@ impl Tuning {
     pub fn few_tokens(&self) -> String {
         let (v, a) = (self.mat_vec, self.decode_attention);
         format!(
-            "integers from {} rows, {} subgroups, {} rows, {} words, {} groups; attention {} rows, {} keys, {} groups",
+            "integers from {} rows, {} subgroups, {} rows, {} words, {} groups, router {} rows; attention {} rows, {} × {} or {} × {} runs, {} groups",
             v.int16_rows.map_or("no".into(), |rows| rows.to_string()),
             v.subgroups,
             v.rows,
             v.words,
             v.groups,
+            v.router_rows,
             a.rows,
-            a.keys,
+            a.short.keys,
+            a.short.runs,
+            a.long.keys,
+            a.long.runs,
             a.enough
         )
     }

@@ -6,7 +6,7 @@ use crate::harness::{Checked, gpu};
 use crate::reference::kv::{ALL, KvType};
 use crate::reference::random::Random;
 use crate::reference::rows::{Pairing, rms_norm, rope};
-use vkmoe::exec::decode_attention::{DecodeAttention, DecodeTile};
+use vkmoe::exec::decode_attention::{CellSizes, DecodeAttention, DecodeTile};
 use vkmoe::push::FlashDecode;
 
 const EPS: f32 = 1e-6;
@@ -22,12 +22,19 @@ struct Heads {
     sizes: DecodeAttention,
 }
 
+const CELLS: CellSizes = CellSizes { runs: 2, keys: 2 };
+
 const HEADS: Heads = Heads {
     norms: (true, true),
     rope: Some((Pairing::Halves, 64, 0)),
     // The subgroup is the device's.
-    sizes: DecodeAttention { subgroup: 0, rows: 4, keys: 2, enough: 0 },
+    sizes: DecodeAttention { subgroup: 0, rows: 4, short: CELLS, long: CELLS, enough: 0 },
 };
+
+fn sizes(rows: u32, runs: u32, keys: u32) -> DecodeAttention {
+    let cells = CellSizes { runs, keys };
+    DecodeAttention { rows, short: cells, long: cells, ..HEADS.sizes }
+}
 
 /// Heads that are not turned and have no norm.
 const BARE: Heads = Heads { norms: (false, false), rope: None, ..HEADS };
@@ -105,8 +112,8 @@ fn window_softcap_sinks() {
 
 #[test]
 fn other_sizes() {
-    for (rows, keys) in [(8, 1), (1, 2), (16, 1), (3, 3)] {
-        let sizes = DecodeAttention { rows, keys, ..HEADS.sizes };
+    for (rows, runs, keys) in [(8, 1, 1), (1, 4, 2), (16, 8, 1), (3, 3, 3)] {
+        let sizes = sizes(rows, runs, keys);
         for heads in [(16, 1), (6, 2)] {
             let case = Case { heads, n_splits: 2, n_tokens: 2, n_kv: 90, ..PLAIN };
             check(case, Heads { sizes, ..HEADS });
@@ -114,10 +121,10 @@ fn other_sizes() {
     }
 }
 
-/// Rows and keys of GPUs.
+/// Rows, runs and keys of GPUs.
 #[test]
 fn large_workgroups() {
-    let sizes = DecodeAttention { rows: 8, keys: 4, ..HEADS.sizes };
+    let sizes = sizes(8, 4, 1);
     let of = Heads { rope: Some((Pairing::Halves, 128, 0)), sizes, ..HEADS };
     let case = Case { head: (128, 128), heads: (16, 2), types: (F16, F16), ..PLAIN };
     for n_kv in [1, 40, 1100] {
@@ -138,7 +145,7 @@ fn short(sizes: DecodeAttention) -> Heads {
 #[test]
 fn rounds_and_their_borders() {
     for (keys, case) in [(1, SHORT), (2, SHORT), (3, SHORT), (2, PLAIN)] {
-        let of = short(DecodeAttention { keys, rows: 8, ..HEADS.sizes });
+        let of = short(sizes(8, 2, keys));
         for n_kv in [1, 15, 16, 17, 24, 25, 26, 32, 33, 49, 130] {
             check(Case { n_kv, ..case }, of);
             check(Case { n_kv: n_kv + 7, n_tokens: 8, n_splits: 3, ..case }, of);
@@ -149,7 +156,7 @@ fn rounds_and_their_borders() {
 
 #[test]
 fn rounds_that_some_rows_do_not_see() {
-    let of = short(DecodeAttention { keys: 1, rows: 8, ..HEADS.sizes });
+    let of = short(sizes(8, 2, 1));
     for n_splits in [1, 3] {
         for window in [1, 2, 7, 8, 9, 20, 64] {
             // Eight tokens, one row each; or four heads each.
@@ -163,7 +170,7 @@ fn rounds_that_some_rows_do_not_see() {
 #[test]
 fn all_numbers_of_rows() {
     for rows in 1..=8 {
-        let of = short(DecodeAttention { rows: rows as u32, ..HEADS.sizes });
+        let of = short(sizes(rows as u32, 2, 2));
         // As the rows of one head, and as blocks, the last of which may be short.
         let case = Case { n_kv: 50, ..SHORT };
         check(Case { heads: (rows, 1), n_splits: 2, ..case }, of);
@@ -229,7 +236,7 @@ impl Fused {
 
     fn tile(&self, gpu: &Checked) -> DecodeTile {
         let sizes = DecodeAttention { subgroup: 32 / gpu.subgroups(32), ..self.heads.sizes };
-        sizes.tile(self.case.shape(), self.case.n_tokens as u32).unwrap()
+        sizes.tile(self.case.shape(), self.case.n_tokens as u32, true).unwrap()
     }
 
     fn spec(&self, tile: DecodeTile) -> Vec<u32> {

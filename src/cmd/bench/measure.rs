@@ -116,18 +116,19 @@ impl Run<'_> {
         repeat: Repeat,
         mut step: impl FnMut(&str),
     ) -> Result<Measured> {
+        let mut measured = Measured::default();
+        self.session.truncate(0);
+        if test.n_depth > 0 {
+            step("depth");
+            self.prompt(test.n_depth)?;
+        }
         if repeat.warm_up {
+            // At the depth: long contexts have kernels of their own.
             step("warm-up");
             self.prompt(test.n_prompt)?;
             self.generate(test.n_gen.min(1))?;
         }
-        let mut measured = Measured::default();
-        self.session.truncate(0);
         for i in 1..=repeat.n {
-            if test.n_depth > self.session.n_past() {
-                step("depth");
-                self.prompt(test.n_depth)?;
-            }
             // What an earlier repetition added goes; the depth stays as it was computed once.
             self.session.truncate(test.n_depth);
             step(&format!("run {i}/{}", repeat.n));

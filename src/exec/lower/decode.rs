@@ -199,7 +199,7 @@ impl Lowering<'_> {
         };
         let n_tokens = self.shape(q).rows;
         let shape = attention_shape(&a, n_tokens);
-        let Some(t) = self.tuning.decode_attention.tile(shape, n_tokens) else {
+        let Some(t) = self.tuning.decode_attention.tile(shape, n_tokens, n_splits > 1) else {
             unreachable!("fused where there is a tile")
         };
         let rope = heads.rope;
