@@ -77,7 +77,7 @@ impl DecodeAttention {
             _ => DecodeAttention {
                 subgroup,
                 rows: most(8),
-                short: CellSizes { runs: 1, keys: 2 },
+                short: CellSizes { runs: 1, keys: 4 },
                 long: CellSizes { runs: 2, keys: 4 },
                 enough: 264,
             },
