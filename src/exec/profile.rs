@@ -259,6 +259,7 @@ impl Profile {
         let streamed_bytes: u64 = self.copy_times.copies.iter().map(|c| c.bytes).sum();
         let direct_bytes_of = |&n: &u32| streamer.as_deref().map_or(0, |s| s.direct_bytes(n));
         let direct_bytes = ubatches.iter().map(direct_bytes_of).sum();
+        let cache_stats = streamer.as_deref_mut().map(Streamer::take_cache_stats);
         if let (Some(streamer), Some(&n_tokens)) = (streamer, ubatches.first()) {
             let bytes = streamed_bytes + direct_bytes;
             streamer.learn_pass(n_tokens, bytes, wall.as_nanos() as u64);
@@ -274,6 +275,7 @@ impl Profile {
             compute_ns: busy_ns(&self.compute),
             both_ns: overlap_ns(&copies, &self.compute),
             wall_ns: wall.as_nanos() as u64,
+            ..cache_stats.unwrap_or_default()
         });
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! in spare device memory), [`packing`] and [`chunks`] (where bytes are), [`overlap`] and [`stats`] (what it
 //! was worth), [`pin_budget`] (how much may be pinned);
 //! then what touches files and devices: [`memory_facts`], [`host_tensor`], [`probe`] (which host source
-//! works), [`pins`] (pinning it), [`ring`] (for what is not pinned), [`slots`], [`copies`], [`streamer`],
+//! works), [`pins`] (pinning it), [`ring`] (for what is not pinned), [`slots`], `units`, `entries`, [`copies`], [`streamer`],
 //! which puts them together, and [`mod@open`], which sets it up. [`chaos`] is for tests.
 
 pub mod options;
@@ -24,6 +24,8 @@ pub mod probe;
 pub mod pins;
 pub mod ring;
 pub mod slots;
+mod units;
+mod entries;
 pub mod copies;
 pub mod streamer;
 pub mod chaos;
