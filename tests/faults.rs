@@ -213,7 +213,11 @@ fn a_device_lost_at_any_time_ends_in_one_line() {
 
 /// What was printed of the text before the device was lost; `None`: it lived long enough.
 fn lost_after(after: u32, way: Way) -> Option<String> {
-    let ran = run_demo(&way.args(), &format!("device-lost-after={after}"), "error");
+    let mut args = way.args();
+    if way.source == Some(Arena) {
+        args.extend(["--expert-cache", "5"].map(str::to_owned));
+    }
+    let ran = run_demo(&args, &format!("device-lost-after={after}"), "error");
     let what = format!("lost after {after}, {way}");
     match ran.end(expected_of_demo(), &what) {
         End::Same => None,

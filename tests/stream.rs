@@ -315,12 +315,19 @@ fn cached(bytes: u64, options: EngineOptions) -> EngineOptions {
     EngineOptions { stream: StreamOptions { expert_cache, ..options.stream }, ..options }
 }
 
-/// A prompt, thirty single tokens, a few together, another prompt, single tokens.
+/// Whatever was used last is cached, in disorder.
+fn restless(bytes: u64, options: EngineOptions) -> EngineOptions {
+    let mut options = cached(bytes, options);
+    options.stream.chaos = Some(1);
+    options
+}
+
+/// A prompt, sixteen single tokens, a few together, another prompt, single tokens.
 fn talk(model: &Path, options: &EngineOptions) -> (String, StreamStats) {
     let single = |range: Range<u32>| range.map(|i| (i..i + 1, Outputs::All));
-    let parts = [(0..50, Outputs::Last)].into_iter().chain(single(50..80));
-    let parts = parts.chain([(80..84, Outputs::All), (84..140, Outputs::All)]);
-    evaluate(model, options, &parts.chain(single(140..150)).collect::<Vec<_>>())
+    let parts = [(0..50, Outputs::Last)].into_iter().chain(single(50..66));
+    let parts = parts.chain([(66..70, Outputs::All), (70..120, Outputs::All)]);
+    evaluate(model, options, &parts.chain(single(120..126)).collect::<Vec<_>>())
 }
 
 /// With room for one expert or two, for half of them and for all, from every source, with slots and without, with
@@ -434,10 +441,15 @@ fn fused_gate_and_up_give_the_same_bits() {
     let dir = tempfile::tempdir().unwrap();
     let fused = builder.write(&dir.path().join("fused.gguf"));
     assert_eq!(run(&fused, &in_vram()).0, expected);
+    let (talked, _) = talk(&fused, &in_vram());
     for source in [HostSource::Ring, HostSource::Mmap] {
-        let (hash, stats) = run(&fused, &options(source, 3, CpuMoe::All));
+        let options = options(source, 3, CpuMoe::All);
+        let (hash, stats) = run(&fused, &options);
         assert_eq!(hash, expected, "{source}");
         assert!(stats.streamed_bytes > 0, "{source}");
+        let (hash, stats) = talk(&fused, &restless(expert_bytes(&fused) / 2, options));
+        assert_eq!(hash, talked, "{source}: {stats}");
+        assert!(stats.cache_hits > 0, "{source}: {stats}");
     }
 }
 
@@ -459,8 +471,16 @@ fn split_models_give_the_same_bits() {
         let name = format!("m-{:05}-of-{PARTS:05}.gguf", part + 1);
         first.get_or_insert(builder.write(&dir.path().join(name)));
     }
+    let first = first.unwrap();
     for source in HostSource::ALL {
-        let (hash, _) = run(first.as_ref().unwrap(), &options(source, 3, CpuMoe::All));
+        let (hash, _) = run(&first, &options(source, 3, CpuMoe::All));
         assert_eq!(hash, expected, "{source}");
+    }
+    let (expected, _) = talk(&model, &in_vram());
+    for source in [HostSource::Ring, HostSource::Mmap] {
+        let options = restless(expert_bytes(&model) / 2, options(source, 3, CpuMoe::All));
+        let (hash, stats) = talk(&first, &options);
+        assert_eq!(hash, expected, "{source}: {stats}");
+        assert!(stats.cache_hits > 0, "{source}: {stats}");
     }
 }

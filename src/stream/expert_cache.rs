@@ -356,6 +356,11 @@ impl ExpertCache {
         }
     }
 
+    /// Whether nothing is on its way.
+    pub fn is_settled(&self) -> bool {
+        self.changing.is_empty()
+    }
+
     /// No pass runs now: what the tables say from the next one on.
     pub fn between_passes(&mut self, reached: Reached) -> Vec<Change> {
         let mut changes = Vec::new();

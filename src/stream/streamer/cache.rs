@@ -26,6 +26,7 @@ use crate::stream::stats::StreamStats;
 use crate::stream::units::Units;
 use crate::vk::{Buffer, Device, Lane, Point, Recorder, Replay};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Of the bytes that a token reads from the host so many may be copied as well: they take a third of the bus.
 const PROMOTED_SHARE: u64 = 2;
@@ -177,7 +178,9 @@ impl Streamer {
         residency: &Residency,
         entries: &mut Entries,
     ) -> Result<Option<Point>> {
-        let Some(cache) = &mut self.cache else { return Ok(None) };
+        let Some(cache) = self.cache.as_mut().filter(|cache| !cache.policy.is_settled()) else {
+            return Ok(None);
+        };
         let device = &self.parts.device;
         let copy = match self.parts.chaos.as_mut().is_some_and(Chaos::overlooks) {
             true => 0,
@@ -261,49 +264,53 @@ impl Streamer {
         std::mem::take(&mut cache.stats)
     }
 
-    /// Promotes experts while a pass runs, all copies of which are submitted.
+    /// Promotes experts while a pass runs, all copies of which are submitted. What is not pinned goes through the
+    /// ring, as much as there is room for.
     pub fn promote(&mut self) -> Result<()> {
         let Some(cache) = &mut self.cache else { return Ok(()) };
         cache.policy.choose(cache.budget_bytes());
-        let due: Vec<Promotion> = cache.policy.due().collect();
-        let mut rest = &due[..];
-        while !rest.is_empty() {
-            let is_pinned = |p: &Promotion| {
-                self.tensors_of(p.expert).all(|(tensor, _)| self.pinned[tensor].is_some())
-            };
-            let n = match rest.iter().take_while(|p| is_pinned(p)).count() {
-                0 => usize::from(self.ring_is_free()?),
-                n => n,
-            };
-            let (now, later) = rest.split_at(n);
-            if now.is_empty() {
-                break;
+        loop {
+            let due: Vec<Promotion> = cache_due(&self.cache).collect();
+            let n = self.n_together(&due)?;
+            if n == 0 {
+                return Ok(());
             }
-            rest = later;
-            let point = self.submit_promotions(now)?;
+            let point = self.submit_promotions(&due[..n])?;
             if let Some(cache) = &mut self.cache {
                 cache.policy.copied(n, point.value);
             }
         }
-        Ok(())
     }
 
-    fn tensors_of(&self, expert: ExpertId) -> impl Iterator<Item = (usize, u64)> + use<'_> {
-        self.cache.iter().flat_map(move |cache| cache.tensors_of(expert))
+    /// How many copies go together: what of them is not pinned is in one piece of the ring.
+    fn n_together(&self, due: &[Promotion]) -> Result<usize> {
+        let Some(cache) = &self.cache else { return Ok(0) };
+        let room = match &self.ring {
+            Some(ring) if ring.is_free(&self.parts.device)? => ring.piece_bytes(),
+            _ => 0,
+        };
+        let mut left = room;
+        let fits = |p: &&Promotion| {
+            let unpinned = cache.tensors_of(p.expert).filter(|(t, _)| self.pinned[*t].is_none());
+            let bytes = unpinned.map(|(t, _)| self.parts.tensors[t].file.matrix_bytes + ROOM);
+            let bytes = bytes.sum::<u64>();
+            let fits = bytes <= left;
+            left = left.saturating_sub(bytes);
+            fits
+        };
+        let n = due.iter().take_while(fits).count();
+        // One that is larger than a piece goes in several.
+        Ok(if n == 0 && room > 0 { due.len().min(1) } else { n })
     }
 
-    fn ring_is_free(&self) -> Result<bool> {
-        self.ring.as_ref().map_or(Ok(false), |ring| ring.is_free(&self.parts.device))
-    }
-
-    /// Submits copies together; what is not pinned goes through the ring, piece by piece. The point of the last.
+    /// Submits copies together. The point of the last.
     fn submit_promotions(&mut self, promotions: &[Promotion]) -> Result<Point> {
         let Streamer { parts, pinned, ring, cache, .. } = self;
         let StreamerParts { device, gguf, tensors, chaos, .. } = parts;
         let Some(cache) = cache else { unreachable!("promotions without a cache") };
         let waits = waits(promotions);
         let mut recorder = Recorder::new(device, Lane::Copy, "promotions", Replay::Once)?;
-        let (mut through_ring, mut bytes) = (Vec::new(), 0);
+        let mut unpinned = Vec::new();
         for p in promotions {
             let (buffer, start) = cache.units.place(p.unit);
             if let Some(chaos) = chaos {
@@ -313,28 +320,80 @@ impl Streamer {
             for (tensor, offset) in cache.tensors_of(p.expert) {
                 let t = &tensors[tensor];
                 let first = u64::from(p.expert.expert) * t.file.matrix_bytes;
-                let copy = Matrix {
-                    tensor: (tensor, t),
-                    range: first..first + t.file.matrix_bytes,
-                    buffer,
-                    offset: start + phase(offset, t, p.expert.expert),
-                };
-                bytes += t.file.matrix_bytes;
+                let offset = start + phase(offset, t, p.expert.expert);
+                let range = first..first + t.file.matrix_bytes;
+                let matrix = Matrix { device, tensor: (tensor, t), range, buffer, offset };
                 match &pinned[tensor] {
-                    Some(pinned) => copy.record(device, pinned, &mut recorder),
-                    None => through_ring.push(copy),
+                    Some(pinned) => matrix.record(pinned, &mut recorder),
+                    None => unpinned.push(matrix),
                 }
             }
         }
-        let mut last = device.submit(Lane::Copy, &[&recorder.finish()?], &waits)?;
-        for copy in through_ring {
-            // Also after the poison.
-            let waits = [&waits[..], &[last]].concat();
-            last = copy.through_ring(device, &waits, ring.as_mut(), gguf)?;
+        let bytes = promotions.iter().map(|p| cache.layers[p.expert.layer as usize].expert_bytes);
+        cache.stats.promoted_bytes += bytes.sum::<u64>();
+        let (mut piece, mut last) = (None, None);
+        match ring.as_mut().filter(|_| !unpinned.is_empty()) {
+            Some(ring) if room(&unpinned) <= ring.piece_bytes() => {
+                piece = Some(record_through_piece(&unpinned, ring, gguf, &mut recorder)?);
+            }
+            Some(ring) => {
+                // Also after the poison.
+                let begun = device.submit(Lane::Copy, &[&recorder.finish()?], &waits)?;
+                recorder = Recorder::new(device, Lane::Copy, "promotions", Replay::Once)?;
+                for matrix in &unpinned {
+                    last = Some(matrix.through_ring(&[begun], ring, gguf)?);
+                }
+            }
+            None => {}
         }
-        cache.stats.promoted_bytes += bytes;
-        Ok(last)
+        let waits = [waits, last.into_iter().collect()].concat();
+        let point = device.submit(Lane::Copy, &[&recorder.finish()?], &waits)?;
+        if let (Some(index), Some(ring)) = (piece, ring) {
+            ring.copied(index, point);
+        }
+        Ok(point)
     }
+}
+
+/// Beside its bytes a matrix takes no more of a piece of the ring.
+const ROOM: u64 = 2 * WEIGHT_ALIGN;
+
+fn room(matrices: &[Matrix<'_>]) -> u64 {
+    matrices.iter().map(|m| m.range.end - m.range.start + ROOM).sum()
+}
+
+fn cache_due(cache: &Option<Cache>) -> impl Iterator<Item = Promotion> + use<'_> {
+    cache.iter().flat_map(|cache| cache.policy.due())
+}
+
+/// Fills the next piece of the ring with matrices, aligned as in the file, and records their copies. The piece.
+fn record_through_piece(
+    matrices: &[Matrix<'_>],
+    ring: &mut Ring,
+    gguf: &Gguf,
+    recorder: &mut Recorder,
+) -> Result<usize> {
+    let mut used: u64 = 0;
+    let place = |m: &Matrix<'_>| {
+        let phase = (m.tensor.1.file.offset + m.range.start) % WEIGHT_ALIGN;
+        let at = used.next_multiple_of(WEIGHT_ALIGN) + phase;
+        used = at + m.range.end - m.range.start;
+        at
+    };
+    let places: Vec<u64> = matrices.iter().map(place).collect();
+    let read = |memory: &mut [u8]| {
+        matrices.iter().zip(&places).try_for_each(|(m, &at)| {
+            let tensor = &gguf.tensors()[m.tensor.1.tensor];
+            gguf.read_parts(tensor, &[(m.range.clone(), at)], memory)
+        })
+    };
+    let Some(first) = matrices.first() else { unreachable!("a piece of nothing") };
+    let (index, piece) = ring.fill(first.device, used, read)?;
+    gguf.check()?;
+    for (m, at) in matrices.iter().zip(places) {
+        recorder.copy(&piece, at, m.buffer, m.offset, m.range.end - m.range.start);
+    }
+    Ok(index)
 }
 
 /// What copies wait for: formally, for it is reached.
@@ -347,6 +406,7 @@ fn waits(promotions: &[Promotion]) -> Vec<Point> {
 
 /// A matrix on its way into a unit.
 struct Matrix<'a> {
+    device: &'a Arc<Device>,
     tensor: (usize, &'a HostTensor),
     range: Range<u64>,
     buffer: &'a Buffer,
@@ -354,32 +414,18 @@ struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    fn record(&self, device: &std::sync::Arc<Device>, pinned: &Pinned, recorder: &mut Recorder) {
-        self.with_transfer(device, &[], |transfer| transfer.record_out_of_pinned(pinned, recorder));
+    fn record(&self, pinned: &Pinned, recorder: &mut Recorder) {
+        self.with_transfer(&[], |transfer| transfer.record_out_of_pinned(pinned, recorder));
     }
 
-    fn through_ring(
-        &self,
-        device: &std::sync::Arc<Device>,
-        waits: &[Point],
-        ring: Option<&mut Ring>,
-        gguf: &Gguf,
-    ) -> Result<Point> {
-        let Some(ring) = ring else { unreachable!("a ring that is free is there") };
-        self.with_transfer(device, waits, |transfer| {
-            transfer.through_ring(ring, gguf, &mut Unmarked)
-        })
+    fn through_ring(&self, waits: &[Point], ring: &mut Ring, gguf: &Gguf) -> Result<Point> {
+        self.with_transfer(waits, |transfer| transfer.through_ring(ring, gguf, &mut Unmarked))
     }
 
-    fn with_transfer<T>(
-        &self,
-        device: &std::sync::Arc<Device>,
-        waits: &[Point],
-        with: impl FnOnce(&Transfer<'_>) -> T,
-    ) -> T {
+    fn with_transfer<T>(&self, waits: &[Point], with: impl FnOnce(&Transfer<'_>) -> T) -> T {
         let place = |at| Piece { chunk: 0, offset: self.offset + at - self.range.start };
         with(&Transfer {
-            device,
+            device: self.device,
             tensor: self.tensor,
             target: Target { place: &place, buffer: &|_| self.buffer },
             ranges: std::slice::from_ref(&self.range),
