@@ -4,7 +4,7 @@
 pub mod bench;
 
 use crate::plan::{GpuLayers, Overrides};
-use crate::stream::options::{MAX_SLOTS, MIN_SLOTS};
+use crate::stream::options::{CacheSize, MAX_SLOTS, MIN_SLOTS};
 use crate::synth::mix::Mix;
 use crate::synth::presets::PRESETS;
 use clap::builder::PossibleValuesParser;
@@ -130,6 +130,10 @@ pub struct EngineArgs {
     /// chooses [env: GGML_SCHED_PREFETCH_EXPERTS, where 1 means 3]
     #[arg(long, value_name = "N", value_parser = slots, help_heading = STREAMING)]
     pub prefetch_experts_slots: Option<u32>,
+    /// Device memory for experts in host memory that are used often: so many MiB at most, `auto` (what is left on
+    /// a card with memory of its own) or 0 (off)
+    #[arg(long, default_value = "auto", value_name = "MiB|auto", value_parser = expert_cache, help_heading = STREAMING)]
+    pub expert_cache: CacheSize,
     /// Pin no more host memory than this
     #[arg(long, value_name = "MiB", help_heading = STREAMING)]
     pub pin_max_mib: Option<u64>,
@@ -387,6 +391,15 @@ fn gpu_layers(text: &str) -> Result<GpuLayers, String> {
             Ok(n) => Ok(GpuLayers::Last(n)),
             Err(_) => Err("a number of layers, `auto` or `all` is needed".into()),
         },
+    }
+}
+
+/// `--expert-cache`
+fn expert_cache(text: &str) -> Result<CacheSize, String> {
+    match (text, text.parse::<u64>()) {
+        ("auto", _) => Ok(CacheSize::Auto),
+        (_, Ok(mib)) => Ok(CacheSize::Fixed(mib.saturating_mul(1 << 20))),
+        _ => Err("a number of MiB, 0 (off) or `auto` is needed".into()),
     }
 }
 

@@ -150,6 +150,7 @@ impl Engine {
             tensors,
             n_used: n_expert_used,
             n_slots: plan.n_slots,
+            cache_bytes: plan.cache_bytes,
             planned_bytes: plan.device_bytes() - plan.device_weight_bytes,
         };
         let streamer = route.map(|route| stream::open(job, &route, &options.stream));

@@ -63,6 +63,22 @@ fn rows_for_every_test_with_its_samples() {
     );
 }
 
+/// Nothing cached, and room for everything.
+#[test]
+fn rows_say_what_the_expert_cache_did() {
+    let dir = folder();
+    let args = "bench -m tiny.gguf -p 0 -n 20 -r 2 -ncmoe 2 --expert-cache 0,16 -o jsonl";
+    let ran = vkmoe(&dir, args);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let rows: Vec<Value> =
+        ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!([&rows[0]["expert_cache_mib"], &rows[1]["expert_cache_mib"]], ["0", "16"]);
+    assert!(rows[0]["cache_hit_share"].is_null() && rows[0]["promoted_bytes"] == 0, "{}", rows[0]);
+    let number = |name: &str| rows[1][name].as_f64().unwrap();
+    assert!(number("cache_hit_share") > 0.3 && number("promoted_bytes") > 0.0, "{}", rows[1]);
+    assert_eq!(number("cache_evictions"), 0.0, "{}", rows[1]);
+}
+
 #[test]
 fn markdown_and_progress() {
     let dir = folder();

@@ -489,7 +489,8 @@ const SMALL: [&str; 4] = ["-c", "512", "-ub", "64"];
 
 #[test]
 fn a_plan_names_every_byte() {
-    for flags in [&[][..], &["--vram-limit", "16"], &["-cmoe", "--prefetch-experts-slots", "3"]] {
+    let slots = ["-cmoe", "--prefetch-experts-slots", "3", "--expert-cache", "2"];
+    for flags in [&[][..], &["--vram-limit", "16"], &slots] {
         let plan = plan(&[&SMALL, flags].concat());
         for heap in ["device_bytes", "host_bytes"] {
             assert_eq!(parts_sum(&plan[heap]), plan[heap]["budget"].as_u64().unwrap(), "{heap}");
@@ -539,6 +540,29 @@ fn a_plan_is_drawn() {
     }
     assert!(lines[layers + 6].starts_with("other"), "{text}");
     assert!(lines.iter().all(|l| l.chars().count() <= 100), "{text}");
+}
+
+/// The cache has what was asked for, or what all experts take, or what is left; where the device's memory is the
+/// host's the engine wants none.
+#[test]
+fn a_plan_names_its_expert_cache() {
+    let with = |flags: &[&str]| {
+        let plan = plan(&[&SMALL[..], &["-cmoe"], flags].concat());
+        plan["device_bytes"]["expert_cache"].as_u64().unwrap()
+    };
+    assert_eq!([with(&[]), with(&["--expert-cache", "0"])], [0, 0]);
+    assert_eq!(with(&["--expert-cache", "3"]), 3 << 20);
+    let all = with(&["--expert-cache", "99999"]);
+    assert!((10 << 20..13 << 20).contains(&all), "{all}");
+    let resident = plan(&[&SMALL[..], &["--expert-cache", "3"]].concat());
+    assert_eq!(resident["device_bytes"]["expert_cache"], 0);
+    let tight = ["plan", "-cmoe", "--vram-limit", "10", "-fitt", "1", "--expert-cache", "9"];
+    let ran = vkmoe(&[&tight[..], &SMALL].concat());
+    assert!(ran.err.starts_with("warning: --expert-cache 9: ") && ran.err.lines().count() == 1);
+    assert!(ran.err.ends_with(" are left for it\n"), "{}", ran.err);
+    let text = ran.succeeded();
+    let lines = text.lines().filter(|line| line.starts_with("▩ expert cache ")).count();
+    assert_eq!(lines, 1, "{text}");
 }
 
 /// A batch is the context where memory allows it, or what is asked for in whole ubatches; with too few slots for

@@ -5,9 +5,10 @@
 
 mod common;
 
-use common::outcome::{End, Way, expected_of_demo, run_demo};
+use common::outcome::{End, Expected, Way, expected_of_demo, run_demo};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 use vkmoe::stream::options::HostSource::{self, Arena, Host, Mmap, Ring};
 use vkmoe::vk::Faults;
 
@@ -53,6 +54,7 @@ const CASES: &[(&str, Option<&[HostSource]>)] = &[
     ("slot-allocation-fails=0", Some(ALL)),
     ("slot-allocation-fails=1", Some(ALL)),
     ("slot-allocation-fails=2", Some(ALL)),
+    ("max-cache", Some(ALL)),
     ("device-lost-after=1", None),
 ];
 
@@ -117,6 +119,66 @@ fn slots_that_cannot_be_had_are_done_without() {
     });
 }
 
+/// What a run with an expert cache of 5 MiB does under faults: the closing lines.
+fn cached(faults: &str, way: Way) -> String {
+    static EXPECTED: OnceLock<Expected> = OnceLock::new();
+    let args = [way.args(), ["--expert-cache", "5", "-n", "24"].map(str::to_owned).to_vec()];
+    let plain = || run_demo(&["-n", "24"].map(str::to_owned), "", "error").into();
+    let ran = run_demo(&args.concat(), faults, "warn");
+    assert_eq!(ran.end(EXPECTED.get_or_init(plain), &format!("{faults}, {way}")), End::Same);
+    ran.err
+}
+
+#[test]
+fn experts_are_cached_under_faults() {
+    let faults = [
+        "",
+        "one-queue",
+        "amdgpu",
+        "non-coherent",
+        "late-kernels",
+        "max-buffer=384KiB",
+        "max-buffer=384KiB,max-imports=5",
+    ];
+    let runs: Vec<_> = faults.iter().flat_map(|f| WAYS.iter().map(move |way| (*f, *way))).collect();
+    runs.into_par_iter().for_each(|(faults, way)| {
+        let works = CASES.iter().find(|(of, _)| *of == faults).and_then(|(_, works)| *works);
+        if works.is_none_or(|works| way.source.is_none_or(|source| works.contains(&source))) {
+            let err = cached(faults, way);
+            let answer = err.lines().find(|line| line.starts_with("  answer: ")).unwrap();
+            assert!(answer.contains("| expert cache: "), "{faults}, {way}: {err}");
+            assert!(!answer.contains("| expert cache: 0 % hits"), "{faults}, {way}: {err}");
+        }
+    });
+}
+
+/// Copies that never start unless something waits for them: nothing does, and no expert is taken for cached.
+#[test]
+fn nothing_waits_for_promotions() {
+    for source in [Mmap, Arena, Host] {
+        let err = cached("late-copies", Way { source: Some(source), slots: Some(0) });
+        assert!(err.contains("| expert cache: 0 % hits, 0 evictions, "), "{source}: {err}");
+    }
+    // Copies to slots wait for those before.
+    cached("late-copies", Way { source: Some(Ring), slots: Some(3) });
+}
+
+/// A smaller cache, then none. Said once.
+#[test]
+fn a_cache_that_cannot_be_had_is_done_without() {
+    for (faults, line) in [
+        ("max-cache=1", "no memory for an expert cache of 4.9 MiB: it has 1.2 MiB"),
+        ("max-cache=0", "no memory for an expert cache of 4.9 MiB: there is none"),
+        ("max-buffer=320KiB", ""),
+    ] {
+        let err = cached(faults, Way { source: Some(Ring), slots: Some(3) });
+        let told: Vec<&str> = err.lines().filter(|line| line.contains("no memory")).collect();
+        assert_eq!(told.len(), usize::from(!line.is_empty()), "{faults}: {err}");
+        assert!(told.iter().all(|told| told.contains(line)), "{faults}: {err}");
+        assert_eq!(err.contains("| expert cache: "), faults != "max-cache=0", "{faults}: {err}");
+    }
+}
+
 /// The device is lost at the first submission, the second, … and so on through start-up, pinning, prompt
 /// and answer, to the very last.
 #[test]
@@ -151,7 +213,11 @@ fn a_device_lost_at_any_time_ends_in_one_line() {
 
 /// What was printed of the text before the device was lost; `None`: it lived long enough.
 fn lost_after(after: u32, way: Way) -> Option<String> {
-    let ran = run_demo(&way.args(), &format!("device-lost-after={after}"), "error");
+    let mut args = way.args();
+    if way.source == Some(Arena) {
+        args.extend(["--expert-cache", "5"].map(str::to_owned));
+    }
+    let ran = run_demo(&args, &format!("device-lost-after={after}"), "error");
     let what = format!("lost after {after}, {way}");
     match ran.end(expected_of_demo(), &what) {
         End::Same => None,

@@ -13,7 +13,7 @@ use vkmoe::Error;
 use vkmoe::engine::{Engine, EngineOptions, Outputs, Session};
 use vkmoe::gguf::{Gguf, TensorInfo};
 use vkmoe::plan::{CpuMoe, PlacementOptions};
-use vkmoe::stream::options::{HostSource, SlotCount, StreamOptions};
+use vkmoe::stream::options::{CacheSize, HostSource, SlotCount, StreamOptions};
 use vkmoe::stream::stats::StreamStats;
 
 fn root() -> &'static Path {
@@ -136,6 +136,13 @@ fn batches_give_the_same_bits_layer_by_layer() {
     }
 }
 
+/// Bytes of all experts.
+fn expert_bytes(model: &Path) -> u64 {
+    let gguf = Gguf::open(model).unwrap();
+    let experts = gguf.tensors().iter().filter(|t| t.name.ends_with("_exps.weight"));
+    experts.map(|t| t.bytes).sum()
+}
+
 /// Bytes that a prompt of `n_tokens` moves.
 fn streamed(source: HostSource, slots: u32, n_batch: Option<u32>, n_tokens: u32) -> u64 {
     let options = EngineOptions { n_batch, ..options(source, slots, CpuMoe::All) };
@@ -152,9 +159,7 @@ fn streamed(source: HostSource, slots: u32, n_batch: Option<u32>, n_tokens: u32)
 
 #[test]
 fn each_batch_moves_every_expert_once() {
-    let gguf = Gguf::open(&demo()).unwrap();
-    let experts = gguf.tensors().iter().filter(|t| t.name.ends_with("_exps.weight"));
-    let all: u64 = experts.map(|t| t.bytes).sum();
+    let all = expert_bytes(&demo());
     // Three ubatches of 24 and one of six.
     for (i, slots) in [3, 4, 6, 8].into_iter().enumerate() {
         let source = HostSource::ALL[i];
@@ -235,6 +240,16 @@ fn golden_models_give_the_same_bits() {
         let (expected, _) = by_layer(&model, &small(in_vram()));
         let options = small(options(HostSource::ALL[i % 4], 3 + i as u32 % 4, CpuMoe::All));
         assert_eq!(by_layer(&model, &options).0, expected, "{}", model.display());
+        // A prompt and some tokens, with room for a few experts: what was used last is cached.
+        let single = (12..18).map(|i| (i..i + 1, Outputs::All));
+        let parts: Vec<_> = [(0..12, Outputs::Last)].into_iter().chain(single).collect();
+        let (expected, _) = evaluate(&model, &in_vram(), &parts);
+        let options = self::options(HostSource::ALL[i / 2 % 4], 3 * (i as u32 % 2), CpuMoe::All);
+        let mut options = cached(expert_bytes(&model) / 3, options);
+        options.stream.chaos = Some(i as u64);
+        let (hash, stats) = evaluate(&model, &options, &parts);
+        assert_eq!(hash, expected, "{}: {stats}", model.display());
+        assert!(stats.promoted_bytes > 0, "{}: {stats}", model.display());
     }
 }
 
@@ -292,6 +307,106 @@ fn races_have_no_chance() {
     }
 }
 
+/// More than all experts take.
+const ALL_CACHED: u64 = 1 << 30;
+
+fn cached(bytes: u64, options: EngineOptions) -> EngineOptions {
+    let expert_cache = CacheSize::Fixed(bytes);
+    EngineOptions { stream: StreamOptions { expert_cache, ..options.stream }, ..options }
+}
+
+/// Whatever was used last is cached, in disorder.
+fn restless(bytes: u64, options: EngineOptions) -> EngineOptions {
+    let mut options = cached(bytes, options);
+    options.stream.chaos = Some(1);
+    options
+}
+
+/// A prompt, sixteen single tokens, a few together, another prompt, single tokens.
+fn talk(model: &Path, options: &EngineOptions) -> (String, StreamStats) {
+    let single = |range: Range<u32>| range.map(|i| (i..i + 1, Outputs::All));
+    let parts = [(0..50, Outputs::Last)].into_iter().chain(single(50..66));
+    let parts = parts.chain([(66..70, Outputs::All), (70..120, Outputs::All)]);
+    evaluate(model, options, &parts.chain(single(120..126)).collect::<Vec<_>>())
+}
+
+/// With room for one expert or two, for half of them and for all, from every source, with slots and without, with
+/// some layers on the device, and in disorder: the same bits.
+#[test]
+fn cached_experts_give_the_same_bits() {
+    let (expected, _) = talk(&demo(), &in_vram());
+    let half = expert_bytes(&demo()) / 2;
+    for (i, source) in HostSource::ALL.into_iter().enumerate() {
+        for (j, slots) in [0, 3].into_iter().enumerate() {
+            for (k, bytes) in [300_000, half, ALL_CACHED].into_iter().enumerate() {
+                let cpu_moe = if (i + j + k) % 3 == 2 { CpuMoe::First(3) } else { CpuMoe::All };
+                let mut options = cached(bytes, options(source, slots, cpu_moe));
+                // In disorder what was used last is cached, whatever it displaces.
+                options.stream.chaos = (i % 2 == j).then_some(k as u64);
+                let (hash, stats) = talk(&demo(), &options);
+                let what = format!("{source}, {slots} slots, {bytes} bytes cached, {cpu_moe:?}");
+                assert_eq!(hash, expected, "{what}: {stats}");
+                assert!(stats.promoted_bytes > 0, "{what}: {stats}");
+                let evicts = bytes < half || (bytes == half && cpu_moe == CpuMoe::All);
+                assert!(evicts || stats.cache_evictions == 0, "{what}: {stats}");
+                let is_restless = options.stream.chaos.is_some() && bytes < half;
+                assert!(!is_restless || stats.cache_evictions > 5, "{what}: {stats}");
+                assert!(bytes < half || stats.cache_hits > 0, "{what}: {stats}");
+            }
+        }
+    }
+}
+
+/// Once everything has had its turn nothing is read from the host any more.
+#[test]
+fn a_cache_for_everything_ends_up_with_everything() {
+    for source in [HostSource::Ring, HostSource::Arena] {
+        let options = cached(ALL_CACHED, options(source, 3, CpuMoe::All));
+        let mut engine = Engine::open(&demo(), &options).unwrap();
+        engine.finish_loading();
+        let mut session = engine.session().unwrap();
+        let mut last = StreamStats::default();
+        for i in 0..250 {
+            let tokens = [i * 37 % engine.hparams().n_vocab];
+            engine.eval(&mut session, &tokens, Outputs::Last, |_, _| Ok(())).unwrap();
+            last = engine.take_stats();
+        }
+        engine.close(session);
+        assert_eq!(last.hit_share(), Some(1.0), "{source}: {last}");
+        assert_eq!((last.streamed_bytes, last.direct_bytes), (0, 0), "{source}: {last}");
+        assert_clean(engine.device().instance());
+    }
+}
+
+/// What a prompt used is there for the answer, and what was cached for one session is for the next.
+#[test]
+fn a_cache_outlives_prompts_and_sessions() {
+    let options = cached(ALL_CACHED, options(HostSource::Arena, 6, CpuMoe::All));
+    let mut engine = Engine::open(&demo(), &options).unwrap();
+    engine.finish_loading();
+    let n_vocab = engine.hparams().n_vocab;
+    let text: Vec<u32> = (0..200).map(|i| i * 37 % n_vocab).collect();
+    let eval = |engine: &mut Engine, session: &mut Session, tokens: &[u32]| {
+        engine.eval(session, tokens, Outputs::Last, |_, _| Ok(())).unwrap();
+        engine.take_stats()
+    };
+    let mut session = engine.session().unwrap();
+    let prompt = eval(&mut engine, &mut session, &text);
+    assert_eq!(prompt.hit_share(), None, "{prompt}");
+    // Four tokens' worth of experts, chosen by the prompt.
+    let first: Vec<_> = (0..12).map(|i| eval(&mut engine, &mut session, &text[i..=i])).collect();
+    engine.close(session);
+    assert_eq!(first[0].cache_hits, 0, "{}", first[0]);
+    assert!(first[0].promoted_bytes > 0 && first[11].cache_hits > 0, "{} {}", first[0], first[11]);
+    let mut session = engine.session().unwrap();
+    let next = eval(&mut engine, &mut session, &text[..1]);
+    assert!(next.cache_hits > 0, "{next}");
+    // What is cached is not streamed.
+    let again = eval(&mut engine, &mut session, &text);
+    assert!(again.streamed_bytes < prompt.streamed_bytes, "{again} after {prompt}");
+    engine.close(session);
+}
+
 /// The keys of a model, without tensors.
 fn keys_of(gguf: &Gguf) -> GgufBuilder {
     let keys = gguf.metadata().iter();
@@ -326,10 +441,15 @@ fn fused_gate_and_up_give_the_same_bits() {
     let dir = tempfile::tempdir().unwrap();
     let fused = builder.write(&dir.path().join("fused.gguf"));
     assert_eq!(run(&fused, &in_vram()).0, expected);
+    let (talked, _) = talk(&fused, &in_vram());
     for source in [HostSource::Ring, HostSource::Mmap] {
-        let (hash, stats) = run(&fused, &options(source, 3, CpuMoe::All));
+        let options = options(source, 3, CpuMoe::All);
+        let (hash, stats) = run(&fused, &options);
         assert_eq!(hash, expected, "{source}");
         assert!(stats.streamed_bytes > 0, "{source}");
+        let (hash, stats) = talk(&fused, &restless(expert_bytes(&fused) / 2, options));
+        assert_eq!(hash, talked, "{source}: {stats}");
+        assert!(stats.cache_hits > 0, "{source}: {stats}");
     }
 }
 
@@ -351,8 +471,16 @@ fn split_models_give_the_same_bits() {
         let name = format!("m-{:05}-of-{PARTS:05}.gguf", part + 1);
         first.get_or_insert(builder.write(&dir.path().join(name)));
     }
+    let first = first.unwrap();
     for source in HostSource::ALL {
-        let (hash, _) = run(first.as_ref().unwrap(), &options(source, 3, CpuMoe::All));
+        let (hash, _) = run(&first, &options(source, 3, CpuMoe::All));
         assert_eq!(hash, expected, "{source}");
+    }
+    let (expected, _) = talk(&model, &in_vram());
+    for source in [HostSource::Ring, HostSource::Mmap] {
+        let options = restless(expert_bytes(&model) / 2, options(source, 3, CpuMoe::All));
+        let (hash, stats) = talk(&first, &options);
+        assert_eq!(hash, expected, "{source}: {stats}");
+        assert!(stats.cache_hits > 0, "{source}: {stats}");
     }
 }

@@ -148,7 +148,9 @@ fn vkmoe(args: &[&str]) -> Ran {
     Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-const SUM: [&str; 5] = ["run", "What is 27 plus 48?", "--temp", "0", "-cmoe"];
+/// Without a cache, which a card would have.
+const SUM: [&str; 7] =
+    ["run", "What is 27 plus 48?", "--temp", "0", "-cmoe", "--expert-cache", "0"];
 
 #[test]
 fn a_run_writes_its_trace_and_closes_with_what_moved() {

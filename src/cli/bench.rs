@@ -1,9 +1,9 @@
 //! Flags of `vkmoe bench`: llama-bench's, most of which take lists. `-p 512,2048` and `-p 512 -p 2048`
 //! are the same; ranges are `1-8`, `128-512+128` and `128-2048*2`.
 
-use super::{CopyQueueArg, HostSourceArg, KvTypeArg, gpu_layers, names, trace_path};
+use super::{CopyQueueArg, HostSourceArg, KvTypeArg, expert_cache, gpu_layers, names, trace_path};
 use crate::plan::{GpuLayers, Overrides};
-use crate::stream::options::SlotCount;
+use crate::stream::options::{CacheSize, SlotCount};
 use crate::synth::presets::PRESETS;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -63,6 +63,9 @@ pub struct BenchArgs {
     /// Staging slots for experts that stay in host memory: auto, 0, or 2 to 8
     #[arg(long, default_value = "auto", value_name = "N", value_delimiter = ',', value_parser = slots)]
     pub prefetch_experts_slots: Vec<SlotCount>,
+    /// Device memory for experts in host memory that are used often: MiB, auto, or 0
+    #[arg(long, default_value = "auto", value_name = "MiB", value_delimiter = ',', value_parser = expert_cache)]
+    pub expert_cache: Vec<CacheSize>,
     /// Where experts in host memory are copied from
     #[arg(long, value_enum, default_value = "auto", value_delimiter = ',')]
     pub host_source: Vec<HostSourceArg>,
@@ -239,7 +242,7 @@ mod tests {
     fn llama_bench_s_flags() -> Result<(), clap::Error> {
         let args = "-m a.gguf,b.gguf -p 512,2048 -p 16 -n 0 -pg 512,128 -pg 64,8 -d 0,4096 -r 3 \
                     -b 512 -ub 128,256 -ctk q8_0,f16 -ctv f32 -ngl -1,99 -ncmoe 0,48 \
-                    --prefetch-experts-slots 0,3,6 --host-source mmap,ring -ot exps=HOST;norm=VRAM \
+                    --prefetch-experts-slots 0,3,6 --expert-cache 0,5,auto --host-source mmap,ring -ot exps=HOST;norm=VRAM \
                     -o csv --no-warmup";
         let args = parse(&args.split_whitespace().collect::<Vec<_>>())?;
         assert_eq!(args.model, [PathBuf::from("a.gguf"), PathBuf::from("b.gguf")]);
@@ -248,6 +251,8 @@ mod tests {
         assert_eq!(args.n_gpu_layers, [GpuLayers::Auto, GpuLayers::Last(99)]);
         assert_eq!(args.cache_type_k, [KvTypeArg::Q8_0, KvTypeArg::F16]);
         assert_eq!(args.prefetch_experts_slots, [0, 3, 6].map(SlotCount::Fixed));
+        let fixed = |mib: u64| CacheSize::Fixed(mib << 20);
+        assert_eq!(args.expert_cache, [fixed(0), fixed(5), CacheSize::Auto]);
         assert_eq!(args.host_source, [HostSourceArg::Mmap, HostSourceArg::Ring]);
         assert_eq!(args.override_tensor[0].to_string(), "exps=HOST;norm=VRAM");
         assert_eq!((args.repetitions, args.output, args.no_warmup), (3, Format::Csv, true));
@@ -263,6 +268,7 @@ mod tests {
             (["-p", "5x"], ["--n-prompt", "5x"]),
             (["-r", "0"], ["--repetitions", "0"]),
             (["--host-source", "disk"], ["--host-source", "mmap"]),
+            (["--expert-cache", "all"], ["--expert-cache", "MiB"]),
         ] {
             let message = parse(&args).map_or_else(|e| e.to_string(), |_| String::new());
             assert!(words.iter().all(|word| message.contains(word)), "{args:?}: {message}");

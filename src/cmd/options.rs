@@ -55,6 +55,7 @@ fn stream(args: &EngineArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Str
     Ok(StreamOptions {
         host_source: source,
         slots,
+        expert_cache: args.expert_cache,
         pin_max_bytes: args.pin_max_mib.map(mib),
         copy_queue: copy_queue(args.copy_queue),
         chaos: None,
@@ -137,6 +138,7 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command, expand};
     use crate::plan::{GpuLayers, Place};
+    use crate::stream::options::CacheSize;
     use clap::{Parser, ValueEnum};
     use std::ffi::OsString;
 
@@ -175,16 +177,20 @@ mod tests {
     fn flags_choose_how_experts_stream() {
         let line = ["--host-source", "arena", "--prefetch-experts-slots", "2"];
         let more = ["--pin-max-mib", "5", "--copy-queue", "compute"];
-        let found = stream_of(&[line, more].concat(), &[]).unwrap();
+        let line = [&line[..], &more, &["--expert-cache", "7"]].concat();
+        let found = stream_of(&line, &[]).unwrap();
         let expected = StreamOptions {
             host_source: Some(HostSource::Arena),
             slots: SlotCount::Fixed(2),
+            expert_cache: CacheSize::Fixed(7 << 20),
             pin_max_bytes: Some(5 << 20),
             copy_queue: Some(CopyQueue::SecondCompute),
             chaos: None,
         };
         assert_eq!(found, expected);
         assert_eq!(stream_of(&[], &[]).unwrap(), StreamOptions::default());
+        let cache = |size| stream_of(&["--expert-cache", size], &[]).unwrap().expert_cache;
+        assert_eq!([cache("auto"), cache("0")], [CacheSize::Auto, CacheSize::Fixed(0)]);
     }
 
     /// What the user types is what the engine calls it.

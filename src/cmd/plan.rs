@@ -95,6 +95,7 @@ fn detail(part: Part, planned: &Planned) -> String {
         Part::Activations => format!("up to {} tokens at once", planned.n_ubatch()),
         Part::Residual => format!("of batches of {} tokens, layer by layer", plan.n_batch),
         Part::Slots => format!("{} × {}", plan.n_slots, Bytes(plan.slot_bytes)),
+        Part::Cache => "experts in host memory that are used often, at most".into(),
         Part::Packing => "between weights, at most".into(),
         Part::Margin => "for the driver, the desktop and other programs".into(),
         Part::DevicePart => "the table above".into(),
@@ -133,7 +134,7 @@ fn paint(part: Part, n: usize) -> String {
         Part::Experts => Color::Green,
         Part::Kv => Color::Yellow,
         Part::Activations | Part::Residual => Color::Magenta,
-        Part::Slots => Color::Cyan,
+        Part::Slots | Part::Cache => Color::Cyan,
         Part::Packing | Part::Margin | Part::DevicePart | Part::Free => {
             return cells.dim().to_string();
         }

@@ -7,16 +7,17 @@ use crate::error::{Error, Result};
 use crate::exec::kv::KvShape;
 use crate::exec::pace;
 use crate::exec::residency::packing_overhead_bytes;
+use crate::exec::routes;
 use crate::exec::tuning::Tuning;
 use crate::gguf::Gguf;
 use crate::graph::parts::BatchLayout;
-use crate::graph::scratch;
+use crate::graph::scratch::{self, SCRATCH_ALIGN};
 use crate::model::hparams::HParams;
 use crate::model::weights::WeightInfo;
 use crate::model::{Model, Part, PassShape};
 use crate::plan::usage::{LayerUse, Parts};
-use crate::plan::{self, BatchNeeds, Budget, Needs, Place, Plan, Rates, Sharing};
-use crate::stream::options::LINK_GBPS;
+use crate::plan::{self, BatchNeeds, Budget, Bytes, Needs, Place, Plan, Rates, Sharing};
+use crate::stream::options::{CacheSize, LINK_GBPS};
 use crate::vk::{self, Device, DeviceOptions, Instance, InstanceOptions};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -67,6 +68,12 @@ impl Planned {
             planner.draft(options).map_err(|e| planner.advised(e, options))?;
         if let Some(n) = plan.refused_batch() {
             log::warn!("-b {n}: memory and slots allow batches of {} tokens", plan.n_batch);
+        }
+        if let CacheSize::Fixed(bytes) = options.stream.expert_cache
+            && plan.cache_is_short
+        {
+            let (mib, left) = (bytes >> 20, Bytes(plan.cache_bytes));
+            log::warn!("--expert-cache {mib}: {left} are left for it");
         }
         let options = options.clone();
         Ok(Planned { gguf, model, device, tuning, kv_shape, n_ubatch, options, plan, budget })
@@ -161,7 +168,13 @@ impl Planner<'_> {
         let largest = pass_shape(hp, self.tuning, n_ubatch, n_ubatch, kv_shape.n_ctx, None);
         check_ubatch(self.model, &largest, self.storage_range_bytes)?;
         let usual_margin = MARGIN_BYTES.min(budget.device_bytes / MARGIN_SHARE);
+        let routes_bytes = match options.stream.expert_cache {
+            CacheSize::Fixed(0) => 0,
+            CacheSize::Auto if budget.sharing != Sharing::None => 0,
+            _ => routes::bytes(hp.n_layer, n_ubatch, hp.experts.n_used),
+        };
         let scratch_bytes = self.scratch_bytes(n_ubatch, kv_shape.n_ctx);
+        let scratch_bytes = scratch_bytes.next_multiple_of(SCRATCH_ALIGN) + routes_bytes;
         let needs = Needs {
             kv_bytes: kv_shape.bytes(hp),
             scratch_bytes,

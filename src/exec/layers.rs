@@ -26,7 +26,7 @@ impl Executor {
         self.prepare_layers(batch)?;
         self.workspace.write_inputs(batch)?;
         self.profile.begin_pass()?;
-        let result = self.record_layers(batch, watch);
+        let result = self.record_layers(batch, watch).and_then(|()| self.tell_last_routes(batch));
         if result.is_err() {
             // The next pass overwrites what this one reads. If this fails as well, it is for the same reason.
             let _ = self.workspace.device.wait_all("what was begun of a batch");
@@ -77,6 +77,12 @@ impl Executor {
         streamer.begin_layers(first.residency, tokens, outlook)
     }
 
+    /// Tells the expert cache what the last ubatch chose.
+    fn tell_last_routes(&mut self, batch: &[Pass<'_>]) -> Result<()> {
+        let Some(last) = batch.last() else { return Ok(()) };
+        self.tell_routes(self.workspace.n_ubatch, last.shape.n_tokens)
+    }
+
     /// Builds the pipelines of all parts.
     fn prepare_layers(&mut self, batch: &[Pass<'_>]) -> Result<()> {
         let mut known: HashSet<PassShape> = HashSet::new();
@@ -108,7 +114,10 @@ impl Workspace {
     /// The graph of a part of a ubatch, and where its tensors are.
     fn part(&self, part: Part, pass: &Pass<'_>, ubatch: usize) -> Result<(Graph, Layout)> {
         let graph = pass.model.part(part, &pass.shape);
-        let layout = scratch::plan_beside(&graph, &self.batch.fixed(&graph, ubatch));
+        let routes = self.routes.as_ref();
+        let routes = routes.map_or_else(Vec::new, |r| r.fixed(&graph, self.n_ubatch));
+        let fixed = [self.batch.fixed(&graph, ubatch), routes].concat();
+        let layout = scratch::plan_beside(&graph, &fixed);
         self.check_scratch(pass, &layout)?;
         Ok((graph, layout))
     }
@@ -141,7 +150,7 @@ fn layer_by_layer(
             recording.end_stage(done, false)?.map_or(Ok(()), &mut *watch)?;
         }
     }
-    recording.results()?;
+    recording.results(workspace.n_ubatch)?;
     recording.end_stage(done, true)?.map_or(Ok(()), &mut *watch)?;
     recording.end_last_stage()?.map_or(Ok(()), watch)
 }

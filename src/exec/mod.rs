@@ -2,7 +2,8 @@
 //! [`lower`] (ops to dispatches) with the sizes of [`tuning`], [`mat_vec`], [`attention`],
 //! [`decode_attention`] and [`grid`], shown by [`choices`], [`kernels`]
 //! (pipelines), [`pace`] (how much goes into one submission), `record` with `hazards` (recording),
-//! `profile` (timestamps), [`run`] (submitting, reading back), [`layers`] (batches of several ubatches).
+//! `profile` (timestamps), [`routes`] (what passes tell the expert cache), [`run`] (submitting, reading
+//! back), [`layers`] (batches of several ubatches).
 //! For benchmarks: [`op_times`] (kernels timed alone), [`candidates`] (sizes to compare), [`peaks`] (what
 //! the device does at best), `cold` (weights that no cache holds), `stopwatch`.
 
@@ -22,6 +23,7 @@ pub mod pace;
 mod hazards;
 mod profile;
 mod record;
+pub mod routes;
 pub mod run;
 pub mod layers;
 pub mod candidates;

@@ -263,6 +263,7 @@ impl Profile {
         let streamed_bytes: u64 = self.copy_times.copies.iter().map(|c| c.bytes).sum();
         let direct_bytes_of = |&n: &u32| streamer.as_deref().map_or(0, |s| s.direct_bytes(n));
         let direct_bytes = ubatches.iter().map(direct_bytes_of).sum();
+        let cache_stats = streamer.as_deref_mut().map(Streamer::take_cache_stats);
         if let (Some(streamer), Some(&n_tokens), true) =
             (streamer, ubatches.first(), self.is_typical)
         {
@@ -280,6 +281,7 @@ impl Profile {
             compute_ns: busy_ns(&self.compute),
             both_ns: overlap_ns(&copies, &self.compute),
             wall_ns: wall.as_nanos() as u64,
+            ..cache_stats.unwrap_or_default()
         });
         Ok(())
     }

@@ -131,7 +131,7 @@ impl<'a> Recording<'a> {
         }
         self.advance()?;
         self.unit(unit)?;
-        self.results()?;
+        self.results(unit.pass.shape.n_tokens)?;
         let points = match self.sink {
             Sink::Keep => Vec::new(),
             Sink::Submit(points) => points,
@@ -311,14 +311,18 @@ impl<'a> Recording<'a> {
         Ok(())
     }
 
-    /// Hands the status to the host.
-    pub(super) fn results(&mut self) -> Result<()> {
+    /// Hands the status to the host, and what was chosen, which lies as in a pass of `n_tokens`.
+    pub(super) fn results(&mut self, n_tokens: u32) -> Result<()> {
         let workspace = self.workspace;
+        let routes = workspace.routes.as_ref().filter(|_| self.streamer.is_some());
         if self.launched {
             self.barrier()?;
         }
         let recorder = self.recorder()?;
         recorder.copy(&workspace.status, 0, &workspace.results, 0, 4);
+        if let Some(routes) = routes {
+            routes.record(recorder, &workspace.scratch, n_tokens);
+        }
         recorder.host_barrier();
         self.flush()
     }

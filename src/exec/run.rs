@@ -11,10 +11,11 @@ use super::pace::{self, Pace};
 use super::profile::Profile;
 use super::record::{Recorded, Recording, Sink, Unit};
 use super::residency::Residency;
+use super::routes::{self, Routes};
 use super::tuning::{MAX_COUNTERS, Tuning};
 use crate::error::{Error, Result};
 use crate::graph::parts::BatchLayout;
-use crate::graph::scratch::{self, Layout};
+use crate::graph::scratch::{self, Layout, SCRATCH_ALIGN};
 use crate::graph::{Graph, Op};
 use crate::model::{Model, PassShape};
 use crate::stream::stats::StreamStats;
@@ -60,7 +61,7 @@ pub struct ExecutorOptions<'a> {
     pub n_batch: u32,
     /// Width of the residual stream.
     pub n_embd: u32,
-    /// Activations of a pass.
+    /// Activations of a pass, and behind them the experts that it chose if the streamer has a cache.
     pub scratch_bytes: u64,
     /// Radians per position.
     pub rope_freqs: &'a [f32],
@@ -92,11 +93,15 @@ pub(super) struct Workspace {
     /// Every dispatch is a submission of its own: GPU-assisted validation (layer 1.4.309) checks one with
     /// the push descriptors of the next where a submission has several.
     pub(super) one_by_one: bool,
-    /// Activations, reused from op to op; behind them what a batch keeps from layer to layer.
+    /// Activations, reused from op to op; behind them what passes leave for the expert cache, and what a batch
+    /// keeps from layer to layer.
     pub(super) scratch: Buffer,
     /// Bytes of the activations.
     pub(super) scratch_bytes: u64,
-    /// What is behind them, and ubatches that there is room for.
+    pub(super) routes: Option<Routes>,
+    /// Tokens of a pass, at most.
+    pub(super) n_ubatch: u32,
+    /// What a batch keeps, and ubatches that there is room for.
     pub(super) batch: BatchLayout,
     pub(super) n_ubatches: usize,
     /// Token ids of each ubatch, then positions of each, written by the host.
@@ -112,7 +117,8 @@ pub(super) struct Workspace {
     pub(super) rope_freqs: Buffer,
 }
 
-type ReplayKey = (PassShape, u64);
+/// A pass, its cache, and whether a kernel fetches experts.
+type ReplayKey = (PassShape, u64, bool);
 
 impl Executor {
     /// Allocates what passes need.
@@ -128,6 +134,10 @@ impl Executor {
         let batch = BatchLayout::new(scratch_bytes, options.n_ubatch, options.n_embd);
         let n_ubatches = u64::from(options.n_batch.div_ceil(options.n_ubatch.max(1)).max(1));
         let (scratch, n_ubatches) = scratch_buffer(device, scratch_bytes, &batch, n_ubatches)?;
+        let cached = options.streamer.as_ref().map_or_else(Vec::new, Streamer::cached_layers);
+        let n_used = options.n_expert_used;
+        let routes_bytes = routes::bytes(cached.len() as u32, options.n_ubatch, n_used);
+        let routes_start = (scratch_bytes - routes_bytes) / SCRATCH_ALIGN * SCRATCH_ALIGN;
         let freqs = options.rope_freqs;
         let workspace = Workspace {
             kernels: Kernels::new(device.clone()),
@@ -137,7 +147,9 @@ impl Executor {
             per_op: options.tracing,
             one_by_one: device.instance().validation() == Validation::GpuAssisted,
             scratch,
-            scratch_bytes,
+            scratch_bytes: routes_start,
+            routes: Routes::new(device, cached, options.n_ubatch, n_used, routes_start)?,
+            n_ubatch: options.n_ubatch,
             batch,
             n_ubatches: n_ubatches as usize,
             inputs: Buffer::new(device, "inputs", 2 * n_ubatches * ids_bytes, MemoryKind::Upload)?,
@@ -201,7 +213,8 @@ impl Executor {
                 return self.finish(pass, &recorded, &points, since);
             }
         }
-        let key = (pass.shape, pass.kv.id());
+        let fetches = self.streamer.as_ref().is_some_and(Streamer::fetches);
+        let key = (pass.shape, pass.kv.id(), fetches);
         let recorded = match self.take_replay(&key) {
             Some(recorded) => recorded,
             None => self.record(pass, Sink::Keep)?.0,
@@ -222,7 +235,7 @@ impl Executor {
 
     /// Forgets what was recorded for a cache that is about to be dropped.
     pub fn forget(&mut self, kv: &KvCache) {
-        self.replays.retain(|((_, id), _)| *id != kv.id());
+        self.replays.retain(|((_, id, _), _)| *id != kv.id());
     }
 
     /// Copies results of the last pass: `out.len()` values from value `first` on.
@@ -240,7 +253,7 @@ impl Executor {
     /// Records a pass, and submits it meanwhile if the sink says so.
     fn record(&mut self, pass: &Pass<'_>, sink: Sink) -> Result<(Recorded, Vec<Point>)> {
         let graph = pass.model.graph(&pass.shape);
-        let layout = scratch::plan(&graph);
+        let layout = self.workspace.layout(&graph, pass.shape.n_tokens);
         self.reserve_results(pass)?;
         self.workspace.check_scratch(pass, &layout)?;
         if pass.shape.n_tokens > 1 {
@@ -279,14 +292,27 @@ impl Executor {
         points: &[Point],
         since: Instant,
     ) -> Result<()> {
+        if let Some(streamer) = &mut self.streamer {
+            streamer.promote()?;
+        }
         self.wait(pass, points)?;
         if let Some(streamer) = &self.streamer {
             streamer.check_pages()?;
         }
         self.learn(recorded)?;
-        let ubatches = [pass.shape.n_tokens];
-        self.profile.end_pass(self.streamer.as_mut(), &ubatches, since.elapsed())?;
+        let n_tokens = pass.shape.n_tokens;
+        self.tell_routes(n_tokens, n_tokens)?;
+        self.profile.end_pass(self.streamer.as_mut(), &[n_tokens], since.elapsed())?;
         self.check_status()
+    }
+
+    /// Tells the expert cache what a pass of `n_rows` tokens chose; ids lie as in one of `n_tokens`.
+    pub(super) fn tell_routes(&mut self, n_tokens: u32, n_rows: u32) -> Result<()> {
+        if let (Some(routes), Some(streamer)) = (&self.workspace.routes, &mut self.streamer) {
+            let mut ids = routes.read(n_tokens)?;
+            streamer.used(n_rows, routes.rows(&mut ids, n_tokens, n_rows));
+        }
+        Ok(())
     }
 
     /// Waits for all submissions of a pass.
@@ -365,6 +391,12 @@ impl Workspace {
             idle_ns: idle_ns(graph, &self.pace, n_kv),
             direct_share: self.tuning.host_read_share(pass.shape.n_tokens),
         }
+    }
+
+    /// Where the tensors of a whole pass are.
+    fn layout(&self, graph: &Graph, n_tokens: u32) -> Layout {
+        let routes = self.routes.as_ref();
+        scratch::plan_beside(graph, &routes.map_or_else(Vec::new, |r| r.fixed(graph, n_tokens)))
     }
 
     /// The steps of a graph, by op.

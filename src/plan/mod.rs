@@ -4,11 +4,12 @@
 //! host memory, as few layers as possible; what the user fixes stays where the user put it.
 //!
 //! Reading order: the words below; [`options`] is what the user may ask for, [`overrides`] the
-//! syntax of `--override-tensor`, `place` decides by what `predict` says, [`usage`] adds up what a plan
-//! uses for tables and bars.
+//! syntax of `--override-tensor`, `place` decides by what `predict` says, `cache` sizes the expert cache,
+//! [`usage`] adds up what a plan uses for tables and bars.
 
 pub mod options;
 pub mod overrides;
+mod cache;
 mod place;
 mod predict;
 pub mod usage;
@@ -118,6 +119,10 @@ pub struct Plan {
     pub slot_bytes: u64,
     /// Tokens that go through the model layer by layer, whole ubatches; one ubatch: none do.
     pub n_batch: u32,
+    /// Device memory for experts in host memory that are used often, at most.
+    pub cache_bytes: u64,
+    /// More was asked for, and would have been of use.
+    pub cache_is_short: bool,
     /// What else is needed.
     pub needs: Needs,
     /// How long it takes, if experts are in host memory.
@@ -149,7 +154,8 @@ impl Plan {
     pub fn device_bytes(&self) -> u64 {
         let n = &self.needs;
         let beside = n.kv_bytes + n.scratch_bytes + n.packing_bytes;
-        self.device_weight_bytes + self.slots_bytes() + self.batch_bytes() + beside
+        let streaming = self.slots_bytes() + self.batch_bytes() + self.cache_bytes;
+        self.device_weight_bytes + streaming + beside
     }
 
     /// What a batch keeps from layer to layer.
@@ -188,6 +194,9 @@ impl fmt::Display for Plan {
         if self.batch_bytes() > 0 {
             let bytes = Bytes(self.batch_bytes());
             write!(f, ", residual stream of {} tokens {bytes}", self.n_batch)?;
+        }
+        if self.cache_bytes > 0 {
+            write!(f, ", expert cache {}", Bytes(self.cache_bytes))?;
         }
         write!(f, "), host memory {}", Bytes(self.host_weight_bytes))?;
         match self.n_host_layers {

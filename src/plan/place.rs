@@ -1,11 +1,12 @@
 //! The decision: which weights go where, how many staging slots there are, and how large batches are.
 
+use super::cache;
 use super::options::n_layers;
 use super::predict::{HostLayer, Prediction, Way};
 use super::{BatchNeeds, Budget, Bytes, Needs, Place, PlacementOptions, Plan, RunnerUp, Sharing};
 use crate::error::{Error, Result};
 use crate::model::weights::{Role, WeightInfo};
-use crate::stream::options::{FULL_SLOTS, MIN_SLOTS, SlotCount, StreamOptions};
+use crate::stream::options::{CacheSize, FULL_SLOTS, MIN_SLOTS, SlotCount, StreamOptions};
 use std::collections::BTreeMap;
 
 /// Beside the tensor a slot holds what aligning its start costs, and the bytes that kernels may read
@@ -21,7 +22,7 @@ const SAME: f64 = 1.005;
 /// memory: of all that the options leave open, what is predicted to be fastest is taken. On a card with
 /// memory of its own the engine's choice is from [`MIN_SLOTS`] to [`FULL_SLOTS`] slots, and none only where
 /// even all free experts in host memory leave no room for so many. A batch is as large as the options say,
-/// or a half, a quarter, … of the largest.
+/// or a half, a quarter, … of the largest. What is left then is the expert cache's, as far as it is wanted.
 pub fn place(
     weights: &[WeightInfo],
     needs: Needs,
@@ -39,13 +40,14 @@ pub fn place(
         }
         SlotCount::Auto => (vec![0], 0),
     };
-    match job.fastest(&drafts, &rather) {
-        Some(plan) => Ok(plan),
+    let plan = match job.fastest(&drafts, &rather) {
+        Some(plan) => plan,
         None => {
             let n_batch = needs.batch.n_ubatch;
-            job.fit(&drafts, last, n_batch).map(|draft| job.plan(draft, last, n_batch))
+            job.fit(&drafts, last, n_batch).map(|draft| job.plan(draft, last, n_batch))?
         }
-    }
+    };
+    Ok(job.with_cache(plan, stream.expert_cache))
 }
 
 /// Sizes of batches in the order of preference, the last of one ubatch; of later lists only if nothing fits of
@@ -171,10 +173,34 @@ impl Job<'_> {
             n_slots: with_slots.map_or(0, |_| n_slots),
             slot_bytes: with_slots.map_or(0, |bytes| bytes + SLOT_SLACK_BYTES),
             n_batch,
+            cache_bytes: 0,
+            cache_is_short: false,
             needs,
             prediction: on_host.then(|| Prediction::of(way, &needs.rates)),
             runner_up: None,
         }
+    }
+
+    /// The plan with a cache for its experts in host memory, in what is left.
+    fn with_cache(&self, plan: Plan, size: CacheSize) -> Plan {
+        let wanted = match size {
+            CacheSize::Fixed(bytes) => bytes,
+            CacheSize::Auto if self.budget.sharing == Sharing::None => u64::MAX,
+            CacheSize::Auto => 0,
+        };
+        let used = plan.device_bytes().saturating_add(self.needs.margin_bytes);
+        let left = self.budget.device_bytes.saturating_sub(used);
+        let left = match self.budget.sharing {
+            Sharing::Heap => {
+                let beside = used.saturating_add(self.loaded_host_bytes(&plan.places));
+                left.min(self.budget.host_bytes.saturating_sub(beside))
+            }
+            Sharing::None | Sharing::Chips => left,
+        };
+        let experts = self.placed(&plan.places, Place::Host).filter(|w| w.role == Role::Experts);
+        let (cache_bytes, useful_bytes) = cache::bytes(experts, wanted, left);
+        let is_fixed = size != CacheSize::Auto;
+        Plan { cache_bytes, cache_is_short: is_fixed && cache_bytes < useful_bytes, ..plan }
     }
 
     /// The batch that slots make possible: a layer's tensors have to be in them together.
@@ -205,10 +231,13 @@ impl Job<'_> {
     }
 
     /// Experts are not counted: those that cannot be pinned stay in the page cache.
-    fn check_host(&self, draft: &Draft, n_slots: u32, n_batch: u32) -> Result<()> {
+    fn loaded_host_bytes(&self, places: &[Place]) -> u64 {
         let loaded = |w: &&WeightInfo| w.role != Role::Experts;
-        let weights = self.placed(&draft.places, Place::Host).filter(loaded);
-        let needed_bytes = weights.map(WeightInfo::bytes).sum();
+        self.placed(places, Place::Host).filter(loaded).map(WeightInfo::bytes).sum()
+    }
+
+    fn check_host(&self, draft: &Draft, n_slots: u32, n_batch: u32) -> Result<()> {
+        let needed_bytes = self.loaded_host_bytes(&draft.places);
         let available_bytes = match self.budget.sharing {
             Sharing::Heap => {
                 let used = self.device_needs(draft, n_slots, n_batch);
@@ -324,6 +353,15 @@ pub(super) mod tests {
             self.weights.iter().zip(fixed).map(choose).collect()
         }
 
+        /// What the cache may take.
+        fn cache_bytes(&self) -> u64 {
+            match (self.stream.expert_cache, self.budget.sharing) {
+                (CacheSize::Fixed(n), _) => n,
+                (CacheSize::Auto, Sharing::None) => u64::MAX,
+                (CacheSize::Auto, _) => 0,
+            }
+        }
+
         fn slot_counts(&self) -> Vec<u32> {
             match (self.stream.slots, self.budget.sharing) {
                 (SlotCount::Fixed(n), _) => vec![n],
@@ -372,7 +410,12 @@ pub(super) mod tests {
             1 => Just(SlotCount::Fixed(0)),
             2 => (2u32..9).prop_map(SlotCount::Fixed),
         ];
-        slots.prop_map(|slots| StreamOptions { slots, ..StreamOptions::default() })
+        let cache = prop_oneof![Just(CacheSize::Auto), (0u64..30_000).prop_map(CacheSize::Fixed),];
+        (slots, cache).prop_map(|(slots, expert_cache)| StreamOptions {
+            slots,
+            expert_cache,
+            ..StreamOptions::default()
+        })
     }
 
     fn budgets() -> impl Strategy<Value = Budget> {
@@ -447,7 +490,7 @@ pub(super) mod tests {
             prop_assert_eq!(plan.places.len(), weights.len());
 
             // It fits.
-            let used = case.device_bytes(&plan.places, plan.n_slots, plan.n_batch);
+            let used = case.device_bytes(&plan.places, plan.n_slots, plan.n_batch) + plan.cache_bytes;
             prop_assert_eq!(used, plan.device_bytes() + case.needs.margin_bytes);
             prop_assert!(used <= case.budget.device_bytes);
             let host: u64 = on_host().map(|(w, _)| w.bytes()).sum();
@@ -471,6 +514,22 @@ pub(super) mod tests {
                 let bytes = case.device_bytes(&case.places(fewer), slots, plan.n_batch);
                 prop_assert!(bytes > case.budget.device_bytes);
             }
+
+            // The cache has what was asked for, unless something else has it or all experts fit.
+            let left = match case.budget.sharing {
+                Sharing::Heap => case.budget.host_bytes.saturating_sub(used + host - paged),
+                _ => u64::MAX,
+            };
+            let left = left.min(case.budget.device_bytes - used);
+            let most = case.cache_bytes();
+            prop_assert!(plan.cache_bytes <= most);
+            let experts = on_host().filter(|(w, _)| w.role == Role::Experts);
+            let unit = |(w, _): (&WeightInfo, &Place)| w.bytes() + 1024;
+            let is_enough = plan.cache_bytes == most
+                || left == 0
+                || experts.clone().map(unit).sum::<u64>() >= left.min(most)
+                || plan.cache_bytes >= experts.map(|(w, _)| w.bytes()).sum();
+            prop_assert!(is_enough, "{plan:?} leaves {left}");
 
             // Batches are whole ubatches, no more than asked for, and several only if slots hold a layer.
             let batch = case.needs.batch;

@@ -20,6 +20,8 @@ pub enum Part {
     Residual,
     /// Staging slots for experts in host memory.
     Slots,
+    /// Device memory for experts in host memory that are used often.
+    Cache,
     /// Gaps between weights, at most.
     Packing,
     /// Left to the driver, the desktop and other programs.
@@ -40,6 +42,7 @@ impl Part {
             Part::Activations => "activations",
             Part::Residual => "residual stream",
             Part::Slots => "staging slots",
+            Part::Cache => "expert cache",
             Part::Packing => "gaps",
             Part::Margin => "margin",
             Part::DevicePart => "device memory",
@@ -56,6 +59,7 @@ impl Part {
             Part::Activations => '▚',
             Part::Residual => '▌',
             Part::Slots => '▞',
+            Part::Cache => '▩',
             Part::Packing => '▖',
             Part::Margin => '░',
             Part::DevicePart => '▤',
@@ -90,6 +94,7 @@ impl Plan {
             (Part::Activations, n.scratch_bytes),
             (Part::Residual, self.batch_bytes()),
             (Part::Slots, self.slots_bytes()),
+            (Part::Cache, self.cache_bytes),
             (Part::Packing, n.packing_bytes),
             (Part::Margin, n.margin_bytes),
         ];
@@ -169,16 +174,17 @@ mod tests {
     use super::super::{BatchNeeds, CpuMoe, Needs, PlacementOptions, place};
     use super::*;
     use crate::error::Result;
-    use crate::stream::options::{SlotCount, StreamOptions};
+    use crate::stream::options::{CacheSize, SlotCount, StreamOptions};
     use proptest::prelude::*;
 
-    const ALL: [Part; 10] = [
+    const ALL: [Part; 11] = [
         Part::Dense,
         Part::Experts,
         Part::Kv,
         Part::Activations,
         Part::Residual,
         Part::Slots,
+        Part::Cache,
         Part::Packing,
         Part::Margin,
         Part::DevicePart,
@@ -212,17 +218,20 @@ mod tests {
         };
         let budget = Budget { device_bytes: 9000, host_bytes: 9000, sharing: Sharing::Heap };
         let placement = PlacementOptions { cpu_moe: CpuMoe::First(1), ..Default::default() };
-        let stream = StreamOptions { slots: SlotCount::Fixed(2), ..Default::default() };
+        let slots = SlotCount::Fixed(2);
+        let stream =
+            StreamOptions { slots, expert_cache: CacheSize::Fixed(800), ..Default::default() };
         let plan = place(&weights, needs, budget, &placement, &stream)?;
 
         let device = plan.device_parts(&weights, &budget);
         let bytes: Vec<u64> = device.iter().map(|(_, bytes)| *bytes).collect();
-        assert_eq!(bytes, [36, 400, 60, 70, 21, 1624, 8, 90, 6691]);
+        // One unit, of a matrix of 300 bytes at any phase and the bytes behind it that kernels may read.
+        assert_eq!(bytes, [36, 400, 60, 70, 21, 1624, 768, 8, 90, 5923]);
         assert_eq!(sum(&device), 9000);
-        assert_eq!(plan.device_bytes(), 9000 - 90 - 6691);
+        assert_eq!(plan.device_bytes(), 9000 - 90 - 5923);
         let host = plan.host_parts(&weights, &budget);
         let bytes: Vec<u64> = host.iter().map(|(_, bytes)| *bytes).collect();
-        assert_eq!(bytes, [0, 300, 2309, 6391]);
+        assert_eq!(bytes, [0, 300, 3077, 5623]);
 
         let layers = plan.layers(&weights);
         let lines: Vec<_> =

@@ -1,12 +1,13 @@
-//! Disorder on purpose, for finding races: copies come late, slots are poisoned before they are filled,
+//! Disorder on purpose, for finding races: copies come late, slots and units are poisoned before they are filled,
 //! queues are delayed and stages are short, all by chance. Results must not change by a bit.
 
 use super::rotation::{Copy, Slot};
 use super::slots::Slots;
 use crate::error::Result;
-use crate::vk::{Device, Lane, Point, Recorder, Replay};
+use crate::vk::{Buffer, Device, Lane, Point, Recorder, Replay};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +33,19 @@ impl Chaos {
     /// Whether a stage of a long pass ends here, however short it is.
     pub fn ends_stage(&mut self) -> bool {
         self.rng.random_bool(0.5)
+    }
+
+    /// Whether it is not noticed yet that promoted experts have arrived.
+    pub fn overlooks(&mut self) -> bool {
+        self.rng.random_bool(0.3)
+    }
+
+    /// Poisons a unit of the expert cache ahead of a copy.
+    pub fn poison(&mut self, recorder: &mut Recorder, buffer: &Buffer, range: Range<u64>) {
+        for _ in 0..self.rng.random_range(1..4) {
+            recorder.fill(buffer, range.clone(), POISON);
+            recorder.barrier();
+        }
     }
 
     /// Poisons a slot, and keeps queues and the host busy for a while.

@@ -1,12 +1,10 @@
-//! One copy of the rotation as submissions on the copy lane: from where a tensor is pinned, or in pieces
-//! through the ring.
+//! A copy of a tensor's bytes as submissions on the copy lane: from where it is pinned, or in pieces through
+//! the ring.
 
 use super::host_tensor::HostTensor;
 use super::packing::{self, ChunkRegion, Piece};
 use super::pins::Pinned;
 use super::ring::{self, Ring};
-use super::rotation::Slot;
-use super::slots::Slots;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::vk::{Buffer, Commands, Device, Lane, Point, Recorder, Region, Replay};
@@ -29,13 +27,20 @@ pub trait CopyMarks {
     fn end(&mut self, recorder: &mut Recorder);
 }
 
-/// Bytes of a tensor on their way into a slot.
+/// Where bytes of a tensor go.
+pub(super) struct Target<'a> {
+    /// The place of a byte.
+    pub(super) place: &'a dyn Fn(u64) -> Piece,
+    /// The buffer of a chunk.
+    pub(super) buffer: &'a dyn Fn(usize) -> &'a Buffer,
+}
+
+/// Bytes of a tensor on their way to the device.
 pub(super) struct Transfer<'a> {
     pub(super) device: &'a Arc<Device>,
-    pub(super) slots: &'a Slots,
     /// The tensor, and its index.
     pub(super) tensor: (usize, &'a HostTensor),
-    pub(super) slot: Slot,
+    pub(super) target: Target<'a>,
     /// Which of its bytes, ascending.
     pub(super) ranges: &'a [Range<u64>],
     /// What every submission waits for: that the first did says nothing about the start of the others.
@@ -49,12 +54,19 @@ impl Transfer<'_> {
         pinned: &Pinned,
         marks: &mut dyn CopyMarks,
     ) -> Result<Point> {
-        let matrix_bytes = self.matrix_bytes();
-        let from = |at| packing::locate(&pinned.pieces, matrix_bytes, at);
-        let regions = self.ranges.iter().flat_map(|range| self.regions(range.clone(), from));
-        let regions: Vec<ChunkRegion> = regions.collect();
+        let regions = self.regions_of(pinned);
         let commands = self.record(&regions, &|chunk| &pinned.buffers[chunk], marks)?;
         self.device.submit(Lane::Copy, &[&commands], self.waits)
+    }
+
+    /// From pinned memory, as a part of somebody's submission.
+    pub(super) fn record_out_of_pinned(&self, pinned: &Pinned, recorder: &mut Recorder) {
+        self.copy(&self.regions_of(pinned), &|chunk| &pinned.buffers[chunk], recorder);
+    }
+
+    fn regions_of(&self, pinned: &Pinned) -> Vec<ChunkRegion> {
+        let from = |at| packing::locate(&pinned.pieces, self.matrix_bytes(), at);
+        self.ranges.iter().flat_map(|range| self.regions(range.clone(), from)).collect()
     }
 
     /// Through the ring, a submission for each piece. The point is that of the last.
@@ -92,24 +104,33 @@ impl Transfer<'_> {
         self.tensor.1.file.matrix_bytes
     }
 
-    /// The regions of one range, into the slot.
+    /// The regions of one range.
     fn regions(&self, range: Range<u64>, from: impl Fn(u64) -> Piece) -> Vec<ChunkRegion> {
-        let matrix_bytes = self.matrix_bytes();
-        let pieces = self.slots.layout().pieces(self.tensor.0);
-        packing::regions(range, matrix_bytes, from, |at| packing::locate(pieces, matrix_bytes, at))
+        packing::regions(range, self.matrix_bytes(), from, self.target.place)
     }
 
     /// The commands of one submission.
-    fn record<'a>(
+    fn record<'b>(
         &self,
         regions: &[ChunkRegion],
-        source: &dyn Fn(usize) -> &'a Buffer,
+        source: &dyn Fn(usize) -> &'b Buffer,
         marks: &mut dyn CopyMarks,
     ) -> Result<Commands> {
         let (tensor, HostTensor { name, .. }) = self.tensor;
         let mut recorder = Recorder::new(self.device, Lane::Copy, name, Replay::Once)?;
         let bytes = regions.iter().map(|r| r.bytes).sum();
         marks.begin(&mut recorder, CopyRecord { tensor, bytes });
+        self.copy(regions, source, &mut recorder);
+        marks.end(&mut recorder);
+        recorder.finish()
+    }
+
+    fn copy<'b>(
+        &self,
+        regions: &[ChunkRegion],
+        source: &dyn Fn(usize) -> &'b Buffer,
+        recorder: &mut Recorder,
+    ) {
         let same_buffers = |a: &ChunkRegion, b: &ChunkRegion| {
             (a.from.chunk, a.to.chunk) == (b.from.chunk, b.to.chunk)
         };
@@ -118,10 +139,8 @@ impl Transfer<'_> {
             let region =
                 |r: &ChunkRegion| Region { from: r.from.offset, to: r.to.offset, bytes: r.bytes };
             let list: Vec<Region> = run.iter().map(region).collect();
-            let to = self.slots.buffer(self.slot, first.to.chunk);
+            let to = (self.target.buffer)(first.to.chunk);
             recorder.copy_regions(source(first.from.chunk), to, &list);
         }
-        marks.end(&mut recorder);
-        recorder.finish()
     }
 }

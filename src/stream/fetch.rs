@@ -1,7 +1,6 @@
 //! Experts that a kernel copies into staging slots once the router has chosen them
 //! (shaders/fetch_experts.comp): what it takes beside the tables of weights and slots.
 
-use super::host_tensor::HostTensor;
 use crate::error::Result;
 use crate::vk::{Buffer, Device, MemoryKind};
 use std::sync::Arc;
@@ -25,7 +24,7 @@ pub struct Fetch {
 
 /// Its tables on the device.
 pub struct FetchTables {
-    /// By tensor: addresses in host memory, where pinned.
+    /// By tensor: its experts' addresses in host memory.
     hosts: Buffer,
     /// By tensor: its first entry in `hosts`.
     starts: Vec<u64>,
@@ -33,33 +32,40 @@ pub struct FetchTables {
     found: Buffer,
     /// Entries of a slot in `found`.
     most: u64,
+    /// Tensors whose addresses are known.
+    n_pinned: usize,
 }
 
 impl FetchTables {
-    /// For so many slots.
-    pub fn new(device: &Arc<Device>, tensors: &[HostTensor], n_slots: u32) -> Result<Self> {
-        let mut n = 0;
-        let starts = tensors.iter().map(|t| {
-            let start = n;
-            n += u64::from(t.file.n_expert);
-            start
-        });
-        let starts: Vec<u64> = starts.collect();
-        let most = tensors.iter().map(|t| u64::from(t.file.n_expert)).max().unwrap_or(1);
+    /// For so many slots. `hosts`: by tensor, addresses of its experts; 0 for those of tensors that are not pinned.
+    pub fn new(
+        device: &Arc<Device>,
+        hosts: &[Vec<u64>],
+        n_slots: u32,
+        n_pinned: usize,
+    ) -> Result<Self> {
+        let start = |n: &mut u64, tensor: &Vec<u64>| {
+            let start = *n;
+            *n += tensor.len() as u64;
+            Some(start)
+        };
+        let starts = hosts.iter().scan(0, start).collect();
+        let most = hosts.iter().map(Vec::len).max().unwrap_or(1) as u64;
         let table =
             |name, entries: u64| Buffer::new(device, name, entries.max(1) * 8, MemoryKind::Device);
-        let hosts = table("fetch.hosts", n)?;
+        let entries = hosts.concat();
+        let hosts = table("fetch.hosts", entries.len() as u64)?;
+        hosts.upload(0, bytemuck::cast_slice(&entries))?;
         let found = table("fetch.found", most * u64::from(n_slots))?;
-        Ok(FetchTables { hosts, starts, found, most })
+        Ok(FetchTables { hosts, starts, found, most, n_pinned })
     }
 
-    /// Takes the addresses of a tensor in host memory.
-    pub fn set_hosts(&self, tensor: usize, addresses: &[u64]) -> Result<()> {
-        self.hosts.upload(self.starts[tensor] * 8, bytemuck::cast_slice(addresses))?;
-        Ok(())
+    /// Tensors whose addresses are known.
+    pub fn n_pinned(&self) -> usize {
+        self.n_pinned
     }
 
-    /// Address of those.
+    /// Address of a tensor's addresses in host memory.
     pub fn hosts(&self, tensor: usize) -> u64 {
         self.hosts.address() + self.starts[tensor] * 8
     }

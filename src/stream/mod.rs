@@ -1,15 +1,18 @@
 //! Which expert bytes move when: from the host to the device, ahead of need.
 //!
 //! Reading order: [`options`] (what the user may choose); then the pure part, numbers in and decisions
-//! out: [`gate`] (prefetch or not), [`rotation`] (the slot protocol), [`packing`] and [`chunks`] (where
-//! bytes are), [`overlap`] and [`stats`] (what it was worth), [`pin_budget`] (how much may be pinned);
+//! out: [`gate`] (prefetch or not), [`rotation`] (the slot protocol), [`expert_cache`] (which experts lie
+//! in spare device memory), [`packing`] and [`chunks`] (where bytes are), [`overlap`] and [`stats`] (what it
+//! was worth), [`pin_budget`] (how much may be pinned);
 //! then what touches files and devices: [`memory_facts`], [`host_tensor`], [`probe`] (which host source
-//! works), [`pins`] (pinning it), [`ring`] (for what is not pinned), [`slots`], [`copies`], [`fetch`], [`streamer`],
+//! works), [`pins`] (pinning it), [`ring`] (for what is not pinned), [`slots`], `units`, `entries`, [`copies`],
+//! [`fetch`] (copies by a kernel), [`streamer`],
 //! which puts them together, and [`mod@open`], which sets it up. [`chaos`] is for tests.
 
 pub mod options;
 pub mod gate;
 pub mod rotation;
+pub mod expert_cache;
 pub mod packing;
 pub mod chunks;
 pub mod overlap;
@@ -22,6 +25,8 @@ pub mod probe;
 pub mod pins;
 pub mod ring;
 pub mod slots;
+mod units;
+mod entries;
 pub mod copies;
 pub mod fetch;
 pub mod streamer;

@@ -77,6 +77,8 @@ pub struct StreamJob {
     pub n_used: u32,
     /// Slots that the plan has room for.
     pub n_slots: u32,
+    /// Device memory that the plan has for the expert cache.
+    pub cache_bytes: u64,
     /// Device memory that the plan names and that is not allocated yet, slots included.
     pub planned_bytes: u64,
 }
@@ -109,6 +111,7 @@ pub fn open(job: StreamJob, route: &Route, options: &StreamOptions) -> Result<St
         tensors: job.tensors,
         n_used: job.n_used,
         n_slots: job.n_slots,
+        cache_bytes: job.cache_bytes,
         pins,
         ring,
         link_gbps: route.link_gbps,

@@ -48,6 +48,16 @@ pub enum SlotCount {
     Fixed(u32),
 }
 
+/// Device memory for experts that stay in host memory and are used often.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheSize {
+    /// What the plan leaves of a card's own memory.
+    #[default]
+    Auto,
+    /// So many bytes, or what the plan leaves if that is less; 0: none.
+    Fixed(u64),
+}
+
 /// With one slot a copy could never run beside the kernel that reads the slot.
 pub const MIN_SLOTS: u32 = 2;
 /// More bring nothing: two layers are in flight.
@@ -67,6 +77,8 @@ pub struct StreamOptions {
     pub host_source: Option<HostSource>,
     /// `--prefetch-experts-slots`
     pub slots: SlotCount,
+    /// `--expert-cache`
+    pub expert_cache: CacheSize,
     /// `--pin-max-mib`: pin no more host memory than this.
     pub pin_max_bytes: Option<u64>,
     /// `--copy-queue`: where the copy lane runs; `None`: table and measurement decide.

@@ -63,6 +63,19 @@ pub fn pack(weights: &[Matrices], limit: u64) -> (Vec<Vec<Piece>>, Vec<u64>) {
     (pieces, chunks.iter().map(|used| used + TAIL_BYTES).collect())
 }
 
+/// A unit of the expert cache for experts with matrices of these sizes: where each matrix begins, but for its phase,
+/// which is the file's as in [`Matrices`]; and the unit's bytes.
+pub fn unit(matrix_bytes: impl IntoIterator<Item = u64>) -> (Vec<u64>, u64) {
+    let mut end = 0;
+    let place = |bytes: u64| {
+        let start = end;
+        end = (start + WEIGHT_ALIGN - 1 + bytes + TAIL_BYTES).next_multiple_of(WEIGHT_ALIGN);
+        start
+    };
+    let starts = matrix_bytes.into_iter().map(place).collect();
+    (starts, end)
+}
+
 /// A copy from one chunk into another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRegion {
@@ -206,6 +219,13 @@ mod tests {
             }
             prop_assert!(regions.len() < from_chunks.len() + to_chunks.len());
         }
+    }
+
+    #[test]
+    fn units_hold_matrices_of_any_phase() {
+        let (starts, bytes) = unit([1000, 1, 256]);
+        assert_eq!((&starts[..], bytes), (&[0, 1536, 2048][..], 2816));
+        assert_eq!(unit([]), (Vec::new(), 0));
     }
 
     #[test]

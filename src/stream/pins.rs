@@ -32,9 +32,10 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Device addresses, by expert.
-    pub fn addresses(&self) -> Vec<u64> {
-        self.pieces.iter().map(|p| self.buffers[p.chunk].address() + p.offset).collect()
+    /// Device address of an expert.
+    pub fn address(&self, expert: usize) -> u64 {
+        let piece = self.pieces[expert];
+        self.buffers[piece.chunk].address() + piece.offset
     }
 }
 

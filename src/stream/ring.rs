@@ -110,6 +110,14 @@ impl Ring {
         Ok((index, buffer.clone()))
     }
 
+    /// Whether the next piece can be filled without waiting.
+    pub fn is_free(&self, device: &Device) -> Result<bool> {
+        match self.pieces[self.next].1 {
+            Some(Point { lane, value }) => Ok(device.timeline(lane).completed()? >= value),
+            None => Ok(true),
+        }
+    }
+
     /// Waits for all copies out of the ring.
     pub fn finish(&mut self, device: &Device) -> Result<()> {
         for point in self.pieces.iter_mut().filter_map(|(_, copied)| copied.take()) {

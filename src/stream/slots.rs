@@ -100,8 +100,28 @@ impl Slots {
 
     /// Address of the table of a tensor that lies in a slot.
     pub fn table(&self, tensor: usize, slot: Slot) -> u64 {
-        let entry = self.starts[tensor] + u64::from(slot.0) * self.lens[tensor];
-        self.tables.address() + entry * 8
+        self.tables.address() + self.entry(tensor, slot)
+    }
+
+    /// The buffer of all tables, and where in it that of a tensor in a slot begins.
+    pub fn table_place(&self, tensor: usize, slot: Slot) -> (&Buffer, u64) {
+        (&self.tables, self.entry(tensor, slot))
+    }
+
+    /// Address of a tensor's expert in a slot.
+    pub fn address(&self, tensor: usize, expert: usize, slot: Slot) -> u64 {
+        let piece = self.layout.pieces[tensor][expert];
+        self.buffer(slot, piece.chunk).address() + piece.offset
+    }
+
+    /// All slots.
+    pub fn all(&self) -> impl Iterator<Item = Slot> + use<> {
+        (0..self.n()).map(Slot)
+    }
+
+    /// Where in the tables that of a tensor in a slot begins, in bytes.
+    fn entry(&self, tensor: usize, slot: Slot) -> u64 {
+        (self.starts[tensor] + u64::from(slot.0) * self.lens[tensor]) * 8
     }
 }
 

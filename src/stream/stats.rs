@@ -19,6 +19,14 @@ pub struct StreamStats {
     pub both_ns: u64,
     /// From the first submission to the last completion.
     pub wall_ns: u64,
+    /// Experts that layers used and found in the expert cache; layers that were prefetched do not count.
+    pub cache_hits: u64,
+    /// The same that were on the host.
+    pub cache_misses: u64,
+    /// Experts that left the cache for others.
+    pub cache_evictions: u64,
+    /// Experts copied to the cache.
+    pub promoted_bytes: u64,
 }
 
 /// What the time went into: the lane that was busy longer, with the share of wall time that it was.
@@ -48,9 +56,27 @@ impl StreamStats {
         Some(if self.copy_ns > self.compute_ns { Bound::Bus(share) } else { Bound::Compute(share) })
     }
 
-    /// Whether anything came from host memory.
+    /// Share of the experts used that were in the cache; `None` if there is none, or nobody asked.
+    pub fn hit_share(&self) -> Option<f64> {
+        let used = self.cache_hits + self.cache_misses;
+        let is_on = self.cache_hits + self.promoted_bytes > 0;
+        ratio(self.cache_hits, used).filter(|_| is_on)
+    }
+
+    /// What the expert cache did, in words.
+    fn cache(&self) -> Option<String> {
+        let share = self.hit_share()?;
+        let evictions = match self.cache_evictions {
+            1 => "1 eviction".to_owned(),
+            n => format!("{n} evictions"),
+        };
+        let promoted = Bytes(self.promoted_bytes);
+        Some(format!("expert cache: {:.0} % hits, {evictions}, {promoted} promoted", 100.0 * share))
+    }
+
+    /// Whether anything came from host memory, or from the cache of it.
     pub fn moved(&self) -> bool {
-        self.streamed_bytes > 0 || self.direct_bytes > 0
+        self.streamed_bytes > 0 || self.direct_bytes > 0 || self.cache_hits > 0
     }
 
     /// Adds what another evaluation did.
@@ -61,11 +87,15 @@ impl StreamStats {
         self.compute_ns += other.compute_ns;
         self.both_ns += other.both_ns;
         self.wall_ns += other.wall_ns;
+        self.cache_hits += other.cache_hits;
+        self.cache_misses += other.cache_misses;
+        self.cache_evictions += other.cache_evictions;
+        self.promoted_bytes += other.promoted_bytes;
     }
 }
 
-/// `streamed 33.9 GiB at 49.2 GB/s, 98 % hidden behind compute | read directly 12.3 GiB | bound: bus
-/// 97 %`; what did not happen or was not measured is left out.
+/// `streamed 33.9 GiB at 49.2 GB/s, 98 % hidden behind compute | read directly 12.3 GiB | expert cache: 61 % hits,
+/// 12 evictions, 1.2 GiB promoted | bound: bus 97 %`; what did not happen or was not measured is left out.
 impl fmt::Display for StreamStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
@@ -80,6 +110,7 @@ impl fmt::Display for StreamStats {
         if self.direct_bytes > 0 {
             parts.push(format!("read directly {}", Bytes(self.direct_bytes)));
         }
+        parts.extend(self.cache());
         parts.extend(self.bound().map(|bound| format!("bound: {bound}")));
         f.write_str(&parts.join(" | "))
     }
@@ -124,6 +155,10 @@ mod tests {
         compute_ns: 1_900_000_000,
         both_ns: 1_800_000_000,
         wall_ns: 2_100_000_000,
+        cache_hits: 0,
+        cache_misses: 0,
+        cache_evictions: 0,
+        promoted_bytes: 0,
     };
 
     #[test]
@@ -147,6 +182,18 @@ mod tests {
     }
 
     #[test]
+    fn a_pass_with_a_cache() {
+        let cached = StreamStats { cache_hits: 61, cache_misses: 39, ..StreamStats::default() };
+        assert_eq!(cached.hit_share(), Some(0.61));
+        assert!(cached.moved());
+        let cached = StreamStats { cache_evictions: 1, promoted_bytes: 1536, ..cached };
+        let line = "expert cache: 61 % hits, 1 eviction, 1.5 KiB promoted";
+        assert_eq!(cached.to_string(), line);
+        let empty = StreamStats { cache_misses: 39, ..StreamStats::default() };
+        assert_eq!((empty.hit_share(), empty.to_string().as_str()), (None, ""));
+    }
+
+    #[test]
     fn nothing_measured_is_no_figure() {
         let stats = StreamStats::default();
         assert_eq!((stats.link_gbps(), stats.hidden_share(), stats.bound()), (None, None, None));
@@ -160,8 +207,15 @@ mod tests {
 
     #[test]
     fn sums_add_up() {
-        let mut sum = STATS;
-        sum.add(&STATS);
+        let stats = StreamStats {
+            cache_hits: 5,
+            cache_misses: 6,
+            cache_evictions: 7,
+            promoted_bytes: 8,
+            ..STATS
+        };
+        let mut sum = stats;
+        sum.add(&stats);
         let twice = |n: u64| 2 * n;
         assert_eq!(
             sum,
@@ -172,6 +226,10 @@ mod tests {
                 compute_ns: twice(STATS.compute_ns),
                 both_ns: twice(STATS.both_ns),
                 wall_ns: twice(STATS.wall_ns),
+                cache_hits: 10,
+                cache_misses: 12,
+                cache_evictions: 14,
+                promoted_bytes: 16,
             }
         );
         assert_eq!(sum.link_gbps(), STATS.link_gbps());

@@ -7,8 +7,11 @@
 //! [`begin_layers`](Streamer::begin_layers) instead: then the first ubatch waits for `filled`, and `read`
 //! follows the last.
 
+mod cache;
+
 use super::chaos::Chaos;
-use super::copies::{CopyMarks, Transfer};
+use super::copies::{CopyMarks, Target, Transfer};
+use super::entries::Entries;
 use super::fetch::{Fetch, FetchTables, MAX_PAIRS};
 use super::gate::{Access, Gate, Outlook, Speeds};
 use super::host_tensor::HostTensor;
@@ -24,6 +27,7 @@ use crate::exec::residency::{Residency, check_matrix};
 use crate::gguf::Gguf;
 use crate::graph::WeightId;
 use crate::vk::{Buffer, Device, Lane, MemoryKind, Point};
+use cache::Cache;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -45,6 +49,8 @@ pub struct StreamerParts {
     pub n_used: u32,
     /// Slots to prefetch into; 0: no prefetching.
     pub n_slots: u32,
+    /// Device memory for the expert cache; 0: none.
+    pub cache_bytes: u64,
     /// The pinning, unless everything goes through the ring.
     pub pins: Option<Pins>,
     /// The ring, where one is needed.
@@ -81,12 +87,15 @@ pub struct Streamer {
     in_layer: Vec<u32>,
     /// For that kernel.
     fetch_tables: Option<FetchTables>,
-    /// Whether it copies what this pass would read directly.
+    /// Whether it runs in this pass.
     fetches: bool,
     /// Prefetching was given up for lack of memory.
     no_prefetch: bool,
     rotation: Rotation,
     ring: Option<Ring>,
+    cache: Option<Cache>,
+    /// What kernels of the last pass read from host memory, if that is known.
+    direct_bytes: Option<u64>,
     speeds: Speeds,
     /// By tensor: how this pass gets at it.
     access: Vec<Access>,
@@ -122,6 +131,8 @@ impl Streamer {
             no_prefetch: false,
             rotation: Rotation::new(parts.n_slots.max(MIN_SLOTS)),
             ring: None,
+            cache: None,
+            direct_bytes: None,
             speeds: Speeds::new(parts.link_gbps.unwrap_or(LINK_GBPS)),
             access: vec![Access::Direct; n],
             uses: Vec::new(),
@@ -148,8 +159,15 @@ impl Streamer {
             self.decide(tokens, outlook);
         }
         self.start()?;
-        self.fetches = self.can_fetch(n_tokens) && !self.moves() && self.reserve_fetch()?;
+        let is_far = (0..self.access.len()).any(|tensor| self.host_bytes(tensor) > 0);
+        let can = is_far && self.can_fetch(n_tokens) && !self.moves();
+        self.fetches = can && self.reserve_fetch()?;
         Ok(())
+    }
+
+    /// Whether a kernel copies what this pass would read directly.
+    pub fn fetches(&self) -> bool {
+        self.fetches
     }
 
     /// Whether a kernel may copy what a pass of so many tokens uses. The slots are idle then, and have room for
@@ -169,13 +187,16 @@ impl Streamer {
         let Some(slots) = self.slots.as_ref().filter(|_| self.can_fetch(1)) else {
             return Ok(false);
         };
-        if self.fetch_tables.is_none() {
-            let tables = FetchTables::new(&self.parts.device, &self.parts.tensors, slots.n())?;
-            for (tensor, pinned) in self.pinned.iter().enumerate() {
-                if let Some(pinned) = pinned {
-                    tables.set_hosts(tensor, &pinned.addresses())?;
-                }
-            }
+        // What is in the cache as a whole may not be pinned yet: nothing is fetched by its addresses, which are 0.
+        let n_pinned = self.pinned.iter().flatten().count();
+        if self.fetch_tables.as_ref().is_none_or(|tables| tables.n_pinned() < n_pinned) {
+            let of_tensor = |(pinned, t): (&Option<Pinned>, &HostTensor)| {
+                let address = |e| pinned.as_ref().map_or(0, |pinned| pinned.address(e as usize));
+                (0..t.file.n_expert).map(address).collect()
+            };
+            let tensors = self.pinned.iter().zip(&self.parts.tensors);
+            let hosts: Vec<Vec<u64>> = tensors.map(of_tensor).collect();
+            let tables = FetchTables::new(&self.parts.device, &hosts, slots.n(), n_pinned)?;
             self.fetch_tables = Some(tables);
         }
         Ok(true)
@@ -237,6 +258,7 @@ impl Streamer {
         for (index, &tensor) in self.uses.iter().enumerate() {
             self.use_of[tensor] = Some(index);
         }
+        self.direct_bytes = None;
         self.experts = vec![Vec::new(); self.uses.len()];
         let fill = |&t: &usize| match self.access[t] {
             Access::Prefetch => Fill::Full,
@@ -255,10 +277,16 @@ impl Streamer {
         };
         let prefetch = self.parts.n_slots > 0 && !self.no_prefetch && outlook.is_some();
         for (tensor, t) in self.parts.tensors.iter().enumerate() {
+            let bytes = self.host_bytes(tensor);
+            if bytes == 0 {
+                // In the cache, all of it.
+                self.access[tensor] = Access::Direct;
+                continue;
+            }
             let gate = Gate {
                 readable: self.readable[tensor],
                 prefetch,
-                bytes: t.file.bytes(),
+                bytes,
                 n_expert: t.file.n_expert,
                 n_used: self.parts.n_used,
                 n_tokens: tokens.n_ubatch,
@@ -267,6 +295,18 @@ impl Streamer {
             };
             self.access[tensor] = gate.access(&self.speeds);
         }
+    }
+
+    /// Bytes of a tensor that are on the host only.
+    fn host_bytes(&self, tensor: usize) -> u64 {
+        let file = &self.parts.tensors[tensor].file;
+        let n_held = self.cache.as_ref().map_or(0, |cache| cache.n_held(tensor));
+        u64::from(file.n_expert - n_held) * file.matrix_bytes
+    }
+
+    /// Whether an expert of a tensor needs no copy to a slot: the slots' tables know it in the cache.
+    fn is_cached(&self, tensor: usize, expert: u32) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.holds(tensor, expert))
     }
 
     /// Whether this pass moves anything.
@@ -354,8 +394,9 @@ impl Streamer {
     /// Buffers that kernels of this pass reach by address.
     pub fn buffers(&self) -> impl Iterator<Item = &Buffer> {
         let direct = self.pinned.iter().flatten().flat_map(|p| &p.buffers);
+        let cache = self.cache.iter().flat_map(Cache::buffers);
         let tables = self.fetch_tables.iter().flat_map(FetchTables::buffers);
-        self.slots.iter().flat_map(Slots::buffers).chain(tables).chain(direct)
+        self.slots.iter().flat_map(Slots::buffers).chain(cache).chain(tables).chain(direct)
     }
 
     /// An error if kernels of the last pass read pages of a file that changed meanwhile. What was copied
@@ -368,13 +409,17 @@ impl Streamer {
         }
     }
 
-    /// Bytes that kernels of a pass of `n_tokens` read from host memory, by estimate.
+    /// Bytes that kernels of the last pass, which had `n_tokens`, read from host memory; by estimate, unless the
+    /// cache knows.
     pub fn direct_bytes(&self, n_tokens: u32) -> u64 {
+        if let Some(bytes) = self.direct_bytes {
+            return bytes;
+        }
         let direct = (0..self.access.len()).filter(|&t| self.access[t] == Access::Direct);
         let read = |t: usize| {
             let file = &self.parts.tensors[t].file;
             let share = super::gate::touched_share(file.n_expert, self.parts.n_used, n_tokens);
-            (share * file.bytes() as f64) as u64
+            (share * self.host_bytes(t) as f64) as u64
         };
         direct.map(read).sum()
     }
@@ -431,14 +476,22 @@ impl Streamer {
             pins.wait();
         }
         self.take_pinned()?;
+        self.reserve_cache()?;
+        let mut entries = Entries::default();
+        let arrived = self.settle(residency, &mut entries)?;
+        entries.submit(&self.parts.device, arrived.as_slice())?;
+        let mut entries = Entries::default();
         for tensor in std::mem::take(&mut self.fresh) {
-            if let Some(pinned) = &self.pinned[tensor] {
-                let (table, offset) = residency.table_place(self.parts.tensors[tensor].weight);
-                table.upload(offset, bytemuck::cast_slice(&pinned.addresses()))?;
-                self.readable[tensor] = true;
+            let Some(pinned) = &self.pinned[tensor] else { continue };
+            let (table, offset) = residency.table_place(self.parts.tensors[tensor].weight);
+            let n_expert = self.parts.tensors[tensor].file.n_expert;
+            for expert in (0..n_expert).filter(|&e| !self.is_cached(tensor, e)) {
+                let address = pinned.address(expert as usize);
+                entries.add(table, offset + u64::from(expert) * 8, address);
             }
+            self.readable[tensor] = true;
         }
-        Ok(())
+        entries.submit(&self.parts.device, &[])
     }
 
     /// Takes over tensors that were pinned meanwhile: copies read them where they are from now on.
@@ -472,7 +525,7 @@ impl Streamer {
                     self.rotation = Rotation::new(n);
                     self.no_prefetch = kind != MemoryKind::Device;
                     self.slots = Some(slots);
-                    return Ok(());
+                    return self.enter_all();
                 }
                 Err((Error::OutOfMemory { .. }, same)) => layout = same,
                 Err((e, _)) => return Err(e),
@@ -509,10 +562,17 @@ impl Streamer {
         self.take_pinned()?;
         let tensor = self.uses[copy.index];
         let file = self.parts.tensors[tensor].file;
-        let ranges = match copy.fill {
-            Fill::Full => std::iter::once(0..file.bytes()).collect(),
-            Fill::Used => packing::expert_ranges(&self.experts[copy.index], file.matrix_bytes),
+        let all: Vec<u32>;
+        let wanted = match copy.fill {
+            Fill::Full => {
+                all = (0..file.n_expert).collect();
+                &all
+            }
+            Fill::Used => &self.experts[copy.index],
         };
+        let on_host = |e: &u32| !self.is_cached(tensor, *e);
+        let experts: Vec<u32> = wanted.iter().copied().filter(on_host).collect();
+        let ranges = packing::expert_ranges(&experts, file.matrix_bytes);
         let waits = waits(&copy);
         if let Some(chaos) = &mut self.parts.chaos
             && let Some(slots) = &self.slots
@@ -522,11 +582,14 @@ impl Streamer {
         let Some(slots) = &self.slots else {
             unreachable!("a pass that copies reserved its slots")
         };
+        let pieces = slots.layout().pieces(tensor);
         let transfer = Transfer {
             device: &self.parts.device,
-            slots,
             tensor: (tensor, &self.parts.tensors[tensor]),
-            slot: copy.slot,
+            target: Target {
+                place: &|at| packing::locate(pieces, file.matrix_bytes, at),
+                buffer: &|chunk| slots.buffer(copy.slot, chunk),
+            },
             ranges: &ranges,
             waits: &waits,
         };

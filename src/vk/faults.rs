@@ -24,6 +24,8 @@ use crate::{Error, Result};
 const VARIABLE: &str = "VKMOE_FAULTS";
 /// Buffers whose names begin so are staging slots in the device's memory.
 const SLOT_PREFIX: &str = "slot.";
+/// And these the expert cache's.
+const CACHE_PREFIX: &str = "cache.";
 
 /// What goes wrong. The default: nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,6 +64,8 @@ pub struct Faults {
     pub budget_drops_bytes: Option<u64>,
     /// So many buffers of staging slots can be allocated in the device's memory at a time.
     pub max_slots: Option<u64>,
+    /// A larger buffer of the expert cache cannot be allocated.
+    pub max_cache_bytes: Option<u64>,
     /// This submission, counted from 1, loses the device.
     pub device_lost_after: Option<u64>,
 }
@@ -95,6 +99,7 @@ const NUMBERS: &[(&str, u64, Values, Number)] = &[
     ("max-imports", 1, Values::NoneOrAny, |f| &mut f.max_imports),
     ("budget-drops", MIB, Values::Positive, |f| &mut f.budget_drops_bytes),
     ("slot-allocation-fails", 1, Values::NoneOrAny, |f| &mut f.max_slots),
+    ("max-cache", MIB, Values::NoneOrAny, |f| &mut f.max_cache_bytes),
     ("device-lost-after", 1, Values::Positive, |f| &mut f.device_lost_after),
 ];
 
@@ -367,6 +372,10 @@ impl FaultState {
             if local.map(|heap| left(&heap)).max().is_none_or(|left| left < bytes) {
                 return Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
             }
+        }
+        let most = self.faults.max_cache_bytes.filter(|_| name.starts_with(CACHE_PREFIX));
+        if most.is_some_and(|most| device_local_bytes.is_some_and(|bytes| bytes > most)) {
+            return Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
         }
         self.count_slot(name)
     }

@@ -6,7 +6,7 @@ use crate::cmd::options::{copy_queue, host_source, kv_type};
 use crate::error::{Error, Result};
 use crate::exec::kv::KvType;
 use crate::plan::{GpuLayers, Overrides};
-use crate::stream::options::{HostSource, SlotCount};
+use crate::stream::options::{CacheSize, HostSource, SlotCount};
 use crate::vk::CopyQueue;
 use std::path::PathBuf;
 
@@ -32,6 +32,7 @@ pub(super) struct Load {
     pub(super) overrides: Overrides,
     pub(super) host_source: Option<HostSource>,
     pub(super) slots: SlotCount,
+    pub(super) expert_cache: CacheSize,
     pub(super) copy_queue: Option<CopyQueue>,
     pub(super) vram_limit_mib: Option<u32>,
     /// `-b`; `None`: as many tokens as memory allows.
@@ -99,6 +100,7 @@ pub(super) fn cases(args: &BenchArgs) -> Result<Vec<Case>> {
     cases.multiply(&limits, |case, mib| case.load.vram_limit_mib = mib);
     cases.multiply(&args.host_source, |case, source| case.load.host_source = host_source(source));
     cases.multiply(&args.prefetch_experts_slots, |case, slots| case.load.slots = slots);
+    cases.multiply(&args.expert_cache, |case, size| case.load.expert_cache = size);
     cases.multiply(&args.copy_queue, |case, arg| case.load.copy_queue = copy_queue(arg));
     cases.multiply(&or_none(&batches), |case, n| case.load.n_batch = n);
     cases.multiply(&ubatches, |case, n| case.n_ubatch = n);

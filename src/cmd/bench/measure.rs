@@ -83,6 +83,7 @@ fn options(load: &Load) -> EngineOptions {
         stream: StreamOptions {
             host_source: load.host_source,
             slots: load.slots,
+            expert_cache: load.expert_cache,
             copy_queue: load.copy_queue,
             ..StreamOptions::default()
         },

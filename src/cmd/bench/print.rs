@@ -1,7 +1,7 @@
 //! Rows as Markdown, JSON, CSV or SQL. Pure: text out, for the caller to print as rows arrive.
 
 use super::cases::Case;
-use super::row::{Row, average, deviation, params, size, slots};
+use super::row::{Row, average, cache, deviation, params, size, slots};
 use crate::cli::bench::Format;
 use serde_json::Value;
 use std::fmt::Write;
@@ -234,6 +234,7 @@ fn columns() -> Vec<Column> {
             case.load.copy_queue.map_or("auto", |queue| queue.name()).to_owned()
         }),
         setting!("slots", Right, 5, "auto", |case: &Case| slots(case.load.slots)),
+        setting!("cache", Right, 5, "auto", |case: &Case| cache(case.load.expert_cache)),
         fixed("test", Right, 15, |row| row.case.test.name()),
         fixed("t/s", Right, 20, |row| {
             let rates = row.rates();
@@ -242,6 +243,7 @@ fn columns() -> Vec<Column> {
         fixed("link GB/s", Right, 9, |row| figure(row.measured.stats.link_gbps(), 1.0, "", 1)),
         fixed("GiB streamed", Right, 12, |row| format!("{:.2}", row.streamed_gib())),
         fixed("hidden", Right, 6, |row| figure(row.measured.stats.hidden_share(), 100.0, " %", 0)),
+        fixed("hits, out, in", Right, 21, Row::cached),
         fixed("bound", Left, 13, |row| {
             row.measured.stats.bound().map_or_else(|| "-".to_owned(), |bound| bound.to_string())
         }),

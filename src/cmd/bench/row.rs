@@ -5,7 +5,8 @@ use super::cases::Case;
 use super::measure::Measured;
 use crate::engine::Engine;
 use crate::gguf::Gguf;
-use crate::stream::options::SlotCount;
+use crate::plan::Bytes;
+use crate::stream::options::{CacheSize, SlotCount};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -60,6 +61,17 @@ impl Row {
         self.per_repetition(self.measured.stats.streamed_bytes) / (1u64 << 30) as f64
     }
 
+    /// What the expert cache did, per repetition: `75 %, 12, 1.5 MiB`.
+    pub(super) fn cached(&self) -> String {
+        let stats = &self.measured.stats;
+        let [evictions, promoted] =
+            [stats.cache_evictions, stats.promoted_bytes].map(|n| self.per_repetition(n));
+        let of = |hits| {
+            format!("{:.0} %, {evictions:.0}, {}", 100.0 * hits, Bytes(promoted.round() as u64))
+        };
+        stats.hit_share().map_or_else(|| "-".to_owned(), of)
+    }
+
     fn per_repetition(&self, sum: u64) -> f64 {
         sum as f64 / self.measured.samples.len().max(1) as f64
     }
@@ -94,6 +106,7 @@ impl Row {
             ("host_source", json!(load.host_source.map_or("auto", |source| source.name()))),
             ("copy_queue", json!(load.copy_queue.map_or("auto", |queue| queue.name()))),
             ("prefetch_experts_slots", json!(slots(load.slots))),
+            ("expert_cache_mib", json!(cache(load.expert_cache))),
             ("vram_limit_mib", json!(load.vram_limit_mib)),
             ("n_prompt", json!(test.n_prompt)),
             ("n_gen", json!(test.n_gen)),
@@ -107,6 +120,9 @@ impl Row {
             ("direct_bytes", json!(self.per_repetition(stats.direct_bytes).round() as u64)),
             ("link_gbps", json!(stats.link_gbps())),
             ("hidden_share", json!(stats.hidden_share())),
+            ("cache_hit_share", json!(stats.hit_share())),
+            ("cache_evictions", json!(self.per_repetition(stats.cache_evictions))),
+            ("promoted_bytes", json!(self.per_repetition(stats.promoted_bytes).round() as u64)),
             ("bound", json!(bound.map(|bound| bound.name()))),
             ("bound_share", json!(bound.map(|bound| bound.share()))),
             ("sizes", json!(self.sizes)),
@@ -136,6 +152,14 @@ pub(super) fn slots(slots: SlotCount) -> String {
     match slots {
         SlotCount::Auto => "auto".to_owned(),
         SlotCount::Fixed(n) => n.to_string(),
+    }
+}
+
+/// As on the command line: MiB.
+pub(super) fn cache(size: CacheSize) -> String {
+    match size {
+        CacheSize::Auto => "auto".to_owned(),
+        CacheSize::Fixed(bytes) => (bytes >> 20).to_string(),
     }
 }
 

@@ -46,6 +46,10 @@ const STREAMED: StreamStats = StreamStats {
     compute_ns: 90_000_000,
     both_ns: 85_000_000,
     wall_ns: 110_000_000,
+    cache_hits: 3,
+    cache_misses: 1,
+    cache_evictions: 4,
+    promoted_bytes: 2 << 20,
 };
 
 fn printed(format: Format, args: &str, stats: StreamStats) -> Result<String> {
@@ -85,6 +89,7 @@ fn markdown_has_llama_bench_s_columns_and_ours() -> Result<()> {
             "link GB/s",
             "GiB streamed",
             "hidden",
+            "hits, out, in",
             "bound"
         ]
     );
@@ -102,6 +107,7 @@ fn markdown_has_llama_bench_s_columns_and_ours() -> Result<()> {
             "42.9",
             "2.00",
             "85 %",
+            "75 %, 2, 1.0 MiB",
             "bus 91 %"
         ]
     );
@@ -115,7 +121,7 @@ fn markdown_has_llama_bench_s_columns_and_ours() -> Result<()> {
 #[test]
 fn markdown_shows_settings_that_are_not_the_default() -> Result<()> {
     let args = "-p 1 -n 0 -ncmoe 0,48 -ub 512,2048 -b 4096 -ctk q8_0 -ot a|b=HOST \
-                --prefetch-experts-slots 3 --host-source ring --vram-limit 12000 --device 1";
+                --prefetch-experts-slots 3 --expert-cache 500 --host-source ring --vram-limit 12000 --device 1";
     let text = printed(Format::Md, args, StreamStats::default())?;
     let header = text.lines().next().unwrap_or_default();
     for column in [
@@ -128,6 +134,7 @@ fn markdown_shows_settings_that_are_not_the_default() -> Result<()> {
         "vram_limit",
         "host_source",
         "slots",
+        "cache",
     ] {
         assert!(header.contains(column), "{column} is not in {header}");
     }
@@ -138,7 +145,7 @@ fn markdown_shows_settings_that_are_not_the_default() -> Result<()> {
         text.lines()
             .nth(2)
             .unwrap_or_default()
-            .ends_with("|         - |         0.00 |      - | -             |"),
+            .ends_with("|         0.00 |      - |                     - | -             |"),
         "{text}"
     );
     Ok(())
@@ -157,6 +164,8 @@ fn json_is_an_array_of_objects() -> Result<()> {
     assert_eq!(row["samples_ts"], serde_json::json!([128.0, 64.0]));
     assert_eq!((&row["avg_ts"], &row["streamed_bytes"]), (&96.0.into(), &(2u64 << 30).into()));
     assert_eq!((&row["bound"], &row["hidden_share"]), (&"bus".into(), &0.85.into()));
+    assert_eq!((&row["expert_cache_mib"], &row["cache_hit_share"]), (&"auto".into(), &0.75.into()));
+    assert_eq!((&row["cache_evictions"], &row["promoted_bytes"]), (&2.0.into(), &(1 << 20).into()));
     assert!(row["vram_limit_mib"].is_null());
     Ok(())
 }
