@@ -23,7 +23,7 @@ impl Lowering<'_> {
         if brings_all && !is_first {
             return Vec::new();
         }
-        let own: Vec<Weight> = op.weights().into_iter().collect();
+        let own: Vec<Weight> = op.weights().collect();
         let later = self.graph.ops.iter().filter(same_experts).flat_map(|op| op.weights());
         let later: Vec<Weight> = later.filter(|w| brings_all && !own.contains(w)).collect();
         [own, later].iter().filter_map(|weights| self.fetch(weights, routing)).collect()
