@@ -196,12 +196,15 @@ fn texts_become_tokens_and_files_tables() {
 #[test]
 fn host_sources_are_tried_and_known_afterwards() {
     let cache = tempfile::tempdir().unwrap();
-    let sources = |args: &[&str]| -> Vec<String> {
+    let listed = |args: &[&str]| -> Vec<String> {
         let mut command = command(&[&["devices"], args].concat());
         let listed = Ran::from(command.env("XDG_CACHE_HOME", cache.path()).output().unwrap());
         let lines = listed.succeeded();
-        let of_source = lines.lines().filter(|l| l.trim_start().starts_with("source "));
-        of_source.map(str::to_owned).collect()
+        lines.lines().map(str::to_owned).collect()
+    };
+    let sources = |args: &[&str]| -> Vec<String> {
+        let lines = listed(args);
+        lines.into_iter().filter(|l| l.trim_start().starts_with("source ")).collect()
     };
     let unknown = sources(&[]);
     assert!(
@@ -212,6 +215,8 @@ fn host_sources_are_tried_and_known_afterwards() {
     assert!(tried.len() >= 2 && tried.iter().any(|line| line.contains("source ring")), "{tried:?}");
     assert_eq!(tried.iter().filter(|line| line.ends_with("← used")).count(), 1, "{tried:?}");
     assert!(tried.iter().any(|line| line.contains(" GB/s")), "{tried:?}");
+    let all = listed(&["--probe"]);
+    assert_eq!(all.iter().filter(|line| line.contains("multiply 4-bit weights")).count(), 1);
     // Other devices of the machine stay unknown.
     assert!(sources(&[]).iter().filter(|line| !line.contains("not tried")).eq(&tried));
     vkmoe(&["devices", "--probe", "-m", "missing.gguf"]).failed(&["missing.gguf", "No such file"]);

@@ -8,6 +8,7 @@ use crate::exec::choices::choices;
 use crate::exec::tuning::Tuning;
 use crate::gguf::Gguf;
 use crate::plan::Bytes;
+use crate::stream::cpu_speed::CpuSpeed;
 use crate::stream::options::HostSource;
 use crate::stream::probe::{Measure, Probe, cached_probe, known_probe, ladder, overrule};
 use crate::vk::{
@@ -47,6 +48,8 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
 struct Sources {
     /// In the order of the ladder.
     probes: Vec<(HostSource, Option<Probe>)>,
+    /// Measured, not remembered.
+    cpu: Option<CpuSpeed>,
 }
 
 impl Sources {
@@ -62,13 +65,33 @@ impl Sources {
             }
             None => known_probe(info, source, gguf.path(), &CacheFile::User),
         };
-        Sources { probes: ladder(info).iter().map(|&source| (source, probe(source))).collect() }
+        let probes = ladder(info).iter().map(|&source| (source, probe(source))).collect();
+        Sources { probes, cpu: instance.map(|_| CpuSpeed::measure()) }
     }
 
     /// The source that the engine takes: the first that works, if those before it are known not to.
     fn used(&self) -> Option<(HostSource, &Probe)> {
         let first = self.probes.iter().find(|(_, p)| p.as_ref().is_none_or(|p| p.usable))?;
         Some((first.0, first.1.as_ref()?))
+    }
+
+    /// `16 threads read memory at 94.1 GB/s, …`: where the CPU would multiply missed experts faster than they come.
+    fn cpu_line(&self) -> Option<String> {
+        let CpuSpeed { n_threads, read_gbps, product_gbps } = self.cpu?;
+        let speeds = format!(
+            "{n_threads} threads read memory at {read_gbps:.1} GB/s, multiply 4-bit weights at {product_gbps:.1} GB/s"
+        );
+        let link = self.used().and_then(|(_, probe)| {
+            probe.copy_gbps.iter().map(|(_, gbps)| *gbps).max_by(f64::total_cmp)
+        });
+        let verdict = match link {
+            Some(link) if product_gbps > link => {
+                format!("; the bus brings {link:.1}: missed experts would be faster there")
+            }
+            Some(link) => format!("; the bus brings {link:.1}: missed experts are faster over it"),
+            None => String::new(),
+        };
+        Some(speeds + &verdict)
     }
 
     /// `works: copy queue transfer 49.4 GB/s, compute 51.0 GB/s`
@@ -112,6 +135,9 @@ fn describe(number: usize, d: &DeviceInfo, chosen: bool, sources: &Sources) -> R
     line("copy lane", format!("{}: {reason}", lane_line(lanes, Lane::Copy)));
     for (source, probe) in &sources.probes {
         line(&format!("source {source}"), sources.line(*source, probe.as_ref()));
+    }
+    if let Some(cpu) = sources.cpu_line() {
+        line("CPU", cpu);
     }
     line("subgroup", subgroup_line(d));
     line("limits", limits_line(d));

@@ -5,7 +5,7 @@
 //! in spare device memory), [`packing`] and [`chunks`] (where bytes are), [`overlap`] and [`stats`] (what it
 //! was worth), [`pin_budget`] (how much may be pinned);
 //! then what touches files and devices: [`memory_facts`], [`host_tensor`], [`probe`] (which host source
-//! works), [`pins`] (pinning it), [`ring`] (for what is not pinned), [`slots`], `units`, `entries`, [`copies`],
+//! works), [`cpu_speed`] (what the CPU could do instead), [`pins`] (pinning it), [`ring`] (for what is not pinned), [`slots`], `units`, `entries`, [`copies`],
 //! [`fetch`] (copies by a kernel), [`streamer`],
 //! which puts them together, and [`mod@open`], which sets it up. [`chaos`] is for tests.
 
@@ -22,6 +22,7 @@ pub mod memory_facts;
 mod mountinfo;
 pub mod host_tensor;
 pub mod probe;
+pub mod cpu_speed;
 pub mod pins;
 pub mod ring;
 pub mod slots;
