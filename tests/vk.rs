@@ -96,6 +96,19 @@ fn with_queues(vendor: Vendor, kind: DeviceKind, families: &[(QueueFlags, u32)])
     info
 }
 
+/// Copies run beside each other where queues only copy and there are two.
+#[test]
+fn a_second_queue_copies_beside_the_first() {
+    let beside = |vendor, families: &[_]| {
+        let info = with_queues(vendor, DeviceKind::Discrete, families);
+        plan_lanes(&info, None).unwrap().copy_beside
+    };
+    let second = QueueId { family: 1, index: 1 };
+    assert_eq!(beside(Vendor::Nvidia, &[(ALL, 16), (TRANSFER, 2), (COMPUTE, 8)]), Some(second));
+    assert_eq!(beside(Vendor::Nvidia, &[(ALL, 16), (TRANSFER, 1)]), None);
+    assert_eq!(beside(Vendor::Amd, &[(ALL, 1), (COMPUTE, 4)]), None, "they compute");
+}
+
 /// (compute family, copy family, copy index) of the default table.
 fn lanes_of(info: &DeviceInfo) -> (u32, u32, u32) {
     let plan = plan_lanes(info, None).unwrap();

@@ -185,9 +185,12 @@ fn why(lanes: LanePlan, d: &DeviceInfo) -> &'static str {
             false => "shared with compute, since no other queue is known to be faster",
         };
     }
-    match lanes.copy.family == lanes.compute.family {
-        true => "a second queue, so that copies do not block kernels",
-        false => "a family of its own, whose engine copies beside the kernels",
+    match (lanes.copy.family == lanes.compute.family, lanes.copy_beside) {
+        (true, _) => "a second queue, so that copies do not block kernels",
+        (false, Some(_)) => {
+            "and the next: a family of its own, whose engines copy beside the kernels"
+        }
+        (false, None) => "a family of its own, whose engine copies beside the kernels",
     }
 }
 

@@ -291,8 +291,10 @@ impl Profile {
             return Ok(Vec::new());
         };
         let times = self.intervals(&pool, 0, self.copy_times.copies.len())?;
+        // All together: copies may run beside each other.
+        let bytes = self.copy_times.copies.iter().map(|copy| copy.bytes).sum();
+        streamer.learn_link(bytes, busy_ns(&times));
         for (copy, &(start, end)) in self.copy_times.copies.iter().zip(&times) {
-            streamer.learn_link(copy.bytes, end.saturating_sub(start));
             let tensor = &streamer.tensors()[copy.tensor];
             if let Some(trace) = &mut self.trace {
                 let name = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name).to_string();

@@ -45,6 +45,8 @@ pub(super) struct Transfer<'a> {
     pub(super) ranges: &'a [Range<u64>],
     /// What every submission waits for: that the first did says nothing about the start of the others.
     pub(super) waits: &'a [Point],
+    /// Whether it may run beside the copy before, if it is one submission.
+    pub(super) beside: bool,
 }
 
 impl Transfer<'_> {
@@ -56,7 +58,10 @@ impl Transfer<'_> {
     ) -> Result<Point> {
         let regions = self.regions_of(pinned);
         let commands = self.record(&regions, &|chunk| &pinned.buffers[chunk], marks)?;
-        self.device.submit(Lane::Copy, &[&commands], self.waits)
+        match self.beside {
+            true => self.device.submit_beside(Lane::Copy, &[&commands], self.waits),
+            false => self.device.submit(Lane::Copy, &[&commands], self.waits),
+        }
     }
 
     /// From pinned memory, as a part of somebody's submission.

@@ -100,11 +100,11 @@ impl Speeds {
         Speeds { link_gbps, direct: [None; BUCKETS], gather: [None; BUCKETS] }
     }
 
-    /// Learns from the copy of a tensor.
+    /// Learns from the copies of a pass.
     pub fn learn_link(&mut self, bytes: u64, ns: u64) {
         // Short copies measure their fixed costs.
         if bytes >= 4 << 20 && ns > 0 {
-            self.link_gbps = 0.9 * self.link_gbps + 0.1 * bytes as f64 / ns as f64;
+            self.link_gbps += WEIGHT * (bytes as f64 / ns as f64 - self.link_gbps);
         }
     }
 

@@ -89,6 +89,8 @@ pub struct Streamer {
     fetch_tables: Option<FetchTables>,
     /// Whether it runs in this pass.
     fetches: bool,
+    /// Whether this pass goes layer by layer.
+    by_layer: bool,
     /// Prefetching was given up for lack of memory.
     no_prefetch: bool,
     rotation: Rotation,
@@ -128,6 +130,7 @@ impl Streamer {
             in_layer: in_layer(&parts.tensors),
             fetch_tables: None,
             fetches: false,
+            by_layer: false,
             no_prefetch: false,
             rotation: Rotation::new(parts.n_slots.max(MIN_SLOTS)),
             ring: None,
@@ -235,6 +238,7 @@ impl Streamer {
             return Ok(false);
         }
         self.start()?;
+        self.by_layer = true;
         Ok(true)
     }
 
@@ -251,7 +255,7 @@ impl Streamer {
 
     /// Begins the pass that was decided on.
     fn start(&mut self) -> Result<()> {
-        self.fetches = false;
+        (self.fetches, self.by_layer) = (false, false);
         self.uses = (0..self.access.len()).filter(|&t| self.access[t] != Access::Direct).collect();
         self.reserve_ring()?;
         self.use_of.fill(None);
@@ -454,7 +458,7 @@ impl Streamer {
         &self.parts.tensors
     }
 
-    /// Learns the speed of the bus from a copy.
+    /// Learns the speed of the bus from the copies of a pass.
     pub fn learn_link(&mut self, bytes: u64, ns: u64) {
         self.speeds.learn_link(bytes, ns);
     }
@@ -573,11 +577,11 @@ impl Streamer {
         let on_host = |e: &u32| !self.is_cached(tensor, *e);
         let experts: Vec<u32> = wanted.iter().copied().filter(on_host).collect();
         let ranges = packing::expert_ranges(&experts, file.matrix_bytes);
-        let waits = waits(&copy);
+        let mut waits = waits(&copy);
         if let Some(chaos) = &mut self.parts.chaos
             && let Some(slots) = &self.slots
         {
-            chaos.disturb(&self.parts.device, slots, copy.slot, &waits)?;
+            waits.push(chaos.disturb(&self.parts.device, slots, copy.slot, &waits)?);
         }
         let Some(slots) = &self.slots else {
             unreachable!("a pass that copies reserved its slots")
@@ -592,6 +596,9 @@ impl Streamer {
             },
             ranges: &ranges,
             waits: &waits,
+            // Where the bus is the bound, two at a time are a little faster. Where kernels are, what is needed next
+            // is better there sooner.
+            beside: !self.by_layer,
         };
         match (&self.pinned[tensor], &mut self.ring) {
             (Some(pinned), _) => transfer.out_of_pinned(pinned, marks),

@@ -59,6 +59,8 @@ pub struct Device {
 /// A lane: its queue, which another lane may share, and its timeline.
 struct LaneState {
     queue: Arc<Mutex<vk::Queue>>,
+    /// For every other one of those submissions that may run beside the one before.
+    beside: Option<Mutex<vk::Queue>>,
     flags: vk::QueueFlags,
     timeline: Timeline,
     /// The last value submitted. Held during a submission, so that values ascend.
@@ -179,9 +181,31 @@ impl Device {
     /// submission of the same lane wrote begin with [`Recorder::barrier`](super::Recorder::barrier).
     /// Submit producers before consumers: lanes may share a queue.
     pub fn submit(&self, lane: Lane, commands: &[&Commands], waits: &[Point]) -> Result<Point> {
+        self.submit_as(false, lane, commands, waits)
+    }
+
+    /// As [`Self::submit`], for commands that need nothing of what earlier submissions of the lane do, unless `waits` says
+    /// so: they may run beside the one before, on a queue of their own. Points are still reached in order.
+    pub fn submit_beside(
+        &self,
+        lane: Lane,
+        commands: &[&Commands],
+        waits: &[Point],
+    ) -> Result<Point> {
+        self.submit_as(true, lane, commands, waits)
+    }
+
+    fn submit_as(
+        &self,
+        beside: bool,
+        lane: Lane,
+        commands: &[&Commands],
+        waits: &[Point],
+    ) -> Result<Point> {
         let mut submitted = lock(&self.lane(lane).submitted);
         let point = Point { lane, value: *submitted + 1 };
         let submission = Submission {
+            beside,
             point,
             commands: commands.iter().map(|commands| commands.begin_submit(lane)).collect(),
             waits: waits.to_vec(),
@@ -207,25 +231,41 @@ impl Device {
 
     /// Gives a submission to the queue of its lane.
     fn pass_on(&self, submission: &Submission) -> Result<()> {
-        let Submission { point, commands, waits } = submission;
+        let Submission { beside, point, commands, waits } = submission;
         let state = self.lane(point.lane);
+        let before = Point { value: point.value - 1, ..*point };
         let buffers: Vec<_> = commands
             .iter()
             .map(|&buffer| vk::CommandBufferSubmitInfo::default().command_buffer(buffer))
             .collect();
-        let waits: Vec<_> = waits.iter().map(|wait| self.wait_info(point.lane, *wait)).collect();
+        let mut waits: Vec<_> =
+            waits.iter().map(|wait| self.wait_info(point.lane, *wait)).collect();
+        // With two queues the order of submissions is only what is waited for.
+        let in_order = self.wait_info(point.lane, before);
+        if state.beside.is_some() && !beside {
+            waits.push(in_order);
+        }
         let signals = [vk::SemaphoreSubmitInfo::default()
             .semaphore(state.timeline.semaphore())
             .value(point.value)
             .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
-        let submit = vk::SubmitInfo2::default()
-            .command_buffer_infos(&buffers)
-            .wait_semaphore_infos(&waits)
-            .signal_semaphore_infos(&signals);
-        let queue = lock(&state.queue);
+        let submit =
+            vk::SubmitInfo2::default().command_buffer_infos(&buffers).wait_semaphore_infos(&waits);
+        let in_order = [in_order];
+        let (queue, submits) = match &state.beside {
+            Some(other) if *beside => {
+                let queue = if point.value.is_multiple_of(2) { other } else { &*state.queue };
+                let signal = vk::SubmitInfo2::default()
+                    .wait_semaphore_infos(&in_order)
+                    .signal_semaphore_infos(&signals);
+                (queue, vec![submit, signal])
+            }
+            _ => (&*state.queue, vec![submit.signal_semaphore_infos(&signals)]),
+        };
+        let queue = lock(queue);
         // SAFETY: the queue is locked; the command buffers' owners destroy them, and what they use,
         // through `Retired`, after the point that this submission signals.
-        unsafe { self.raw.vk().queue_submit2(*queue, &[submit], vk::Fence::null()) }
+        unsafe { self.raw.vk().queue_submit2(*queue, &submits, vk::Fence::null()) }
             .map_err(|result| self.submit_error(*point, result))
     }
 
@@ -385,7 +425,7 @@ fn create(instance: &Instance, info: &DeviceInfo, plan: &LanePlan) -> Result<Raw
 /// How many queues of each family the plan uses: at most two.
 fn queue_counts(plan: &LanePlan) -> BTreeMap<u32, usize> {
     let mut counts = BTreeMap::new();
-    for QueueId { family, index } in [plan.compute, plan.copy] {
+    for QueueId { family, index } in [plan.compute, plan.copy].into_iter().chain(plan.copy_beside) {
         let count = counts.entry(family).or_insert(0);
         *count = (index as usize + 1).max(*count);
     }
@@ -414,26 +454,28 @@ fn open_lanes(
     info: &DeviceInfo,
     plan: &LanePlan,
 ) -> Result<[LaneState; Lane::ALL.len()]> {
-    let compute = open_queue(raw, plan.compute, "queue.compute");
+    let compute = Arc::new(open_queue(raw, plan.compute, "queue.compute"));
     let copy = match plan.copy == plan.compute {
         true => compute.clone(),
-        false => open_queue(raw, plan.copy, "queue.copy"),
+        false => Arc::new(open_queue(raw, plan.copy, "queue.copy")),
     };
-    let lane = |lane, queue| -> Result<LaneState> {
+    let beside = plan.copy_beside.map(|id| open_queue(raw, id, "queue.copy-beside"));
+    let lane = |lane, queue, beside| -> Result<LaneState> {
         let family = info.queue_families.get(plan.queue(lane).family as usize);
         Ok(LaneState {
             queue,
+            beside,
             flags: family.map(|family| family.flags).unwrap_or_default(),
             timeline: Timeline::new(raw, lane)?,
             submitted: Mutex::new(0),
         })
     };
-    Ok([lane(Lane::Compute, compute)?, lane(Lane::Copy, copy)?])
+    Ok([lane(Lane::Compute, compute, None)?, lane(Lane::Copy, copy, beside)?])
 }
 
-fn open_queue(raw: &RawDevice, id: QueueId, name: &str) -> Arc<Mutex<vk::Queue>> {
+fn open_queue(raw: &RawDevice, id: QueueId, name: &str) -> Mutex<vk::Queue> {
     // SAFETY: the device was created with this queue, see `queue_counts`.
     let queue = unsafe { raw.vk().get_device_queue(id.family, id.index) };
     debug::name(raw, queue, name);
-    Arc::new(Mutex::new(queue))
+    Mutex::new(queue)
 }

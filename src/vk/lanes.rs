@@ -83,6 +83,9 @@ pub struct LanePlan {
     pub compute: QueueId,
     /// Of [`Lane::Copy`].
     pub copy: QueueId,
+    /// A second one of its family, for copies that may run beside the one before: where queues only copy, each may
+    /// have an engine of its own.
+    pub copy_beside: Option<QueueId>,
 }
 
 impl LanePlan {
@@ -110,7 +113,11 @@ pub fn plan_lanes(info: &DeviceInfo, wanted: Option<CopyQueue>) -> Result<LanePl
         })?,
         None => preferences(info).iter().find_map(|&kind| find(kind)).unwrap_or(compute),
     };
-    Ok(LanePlan { compute, copy })
+    let copy_beside = info.queue_families.get(copy.family as usize).and_then(|family| {
+        let beside = QueueId { index: copy.index + 1, ..copy };
+        (is_pure_transfer(family.flags) && family.count > beside.index).then_some(beside)
+    });
+    Ok(LanePlan { compute, copy, copy_beside })
 }
 
 /// The table, best first.

@@ -15,6 +15,8 @@ use crate::Result;
 
 /// What goes to a queue.
 pub(super) struct Submission {
+    /// See [`Device::submit_beside`](super::Device::submit_beside).
+    pub(super) beside: bool,
     /// What it signals.
     pub(super) point: Point,
     pub(super) commands: Vec<vk::CommandBuffer>,
@@ -74,7 +76,12 @@ mod tests {
         let mut order = Vec::new();
         let mut submit = |lane, value, waits: &[Point]| {
             let waits = waits.to_vec();
-            let submission = Submission { point: point(lane, value), commands: Vec::new(), waits };
+            let submission = Submission {
+                beside: false,
+                point: point(lane, value),
+                commands: Vec::new(),
+                waits,
+            };
             let pass_on = |passed: &Submission| {
                 order.push((passed.point.lane, passed.point.value));
                 Ok(())

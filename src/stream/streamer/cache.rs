@@ -430,6 +430,7 @@ impl Matrix<'_> {
             target: Target { place: &place, buffer: &|_| self.buffer },
             ranges: std::slice::from_ref(&self.range),
             waits,
+            beside: false,
         })
     }
 }
