@@ -222,6 +222,16 @@ fn where_all_fit_all_are_hits() {
     assert!(rate > 0.999 && copied < 0.1, "{rate}, {copied}");
 }
 
+/// A pass, and one promotion while it runs.
+fn pass_with_promotion(cache: &mut ExpertCache, device: &mut Device) {
+    let changes = cache.between_passes(device.reached);
+    device.change(&changes);
+    device.submit(cache, 9);
+    cache.choose(1);
+    device.submit(cache, 9);
+    device.copy(9);
+}
+
 /// Two experts take turns at being hot: the cache follows.
 #[test]
 fn what_was_hot_long_ago_makes_room() {
@@ -229,12 +239,7 @@ fn what_was_hot_long_ago_makes_room() {
     let (mut cache, mut device) = (cache(&layers, 1), Device::new());
     let mut hits = [0, 0];
     for token in 0..2000u32 {
-        let changes = cache.between_passes(device.reached);
-        device.change(&changes);
-        device.submit(&mut cache, 9);
-        cache.choose(1);
-        device.submit(&mut cache, 9);
-        device.copy(9);
+        pass_with_promotion(&mut cache, &mut device);
         let (phase, weight) = (token as usize / 1000, cache.begin_uses(1));
         hits[phase] += cache.use_experts(0, &mut [phase as u32], weight).hits;
     }
@@ -249,12 +254,7 @@ fn a_restless_cache_holds_what_was_used_last() {
     let (mut cache, mut device) = (cache(&layers, 1), Device::new());
     cache.temper = Temper::RESTLESS;
     for token in 0..30 {
-        let changes = cache.between_passes(device.reached);
-        device.change(&changes);
-        device.submit(&mut cache, 9);
-        cache.choose(1);
-        device.submit(&mut cache, 9);
-        device.copy(9);
+        pass_with_promotion(&mut cache, &mut device);
         let weight = cache.begin_uses(1);
         cache.use_experts(0, &mut [token / 5 % 3], weight);
     }
