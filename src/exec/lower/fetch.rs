@@ -4,6 +4,7 @@ use super::Lowering;
 use crate::exec::kernels::{KernelKey, Launch};
 use crate::graph::{Op, Routing, Weight};
 use crate::push;
+use crate::stream::Streamer;
 use glam::UVec3;
 
 /// 16-byte loads of an invocation that are on their way.
@@ -15,7 +16,8 @@ impl Lowering<'_> {
     /// What brings the experts of an op, if they are not there yet. Gate and up come first, and behind them the
     /// down projections, for which gate and up need not wait.
     pub(super) fn fetches(&self, op: &Op) -> Vec<Launch> {
-        let Some(routing) = op.routing() else { return Vec::new() };
+        let routing = op.routing().filter(|_| self.streamer.is_some_and(Streamer::fetches));
+        let Some(routing) = routing else { return Vec::new() };
         let same_experts = |other: &&Op| other.routing().is_some_and(|r| r.ids == routing.ids);
         let first = self.graph.ops.iter().find(same_experts);
         let brings_all = matches!(first, Some(Op::GateUp { .. }));
